@@ -1,0 +1,77 @@
+"""Train a model from a recipe, or go on with a run that was stopped.
+
+  srem train scenes-srem
+  srem train flickr8k-dual-srem --set noise.rate=0.6 --out runs/mine
+  srem train --resume runs/mine
+  torchrun --nproc_per_node=2 -m sremkit train scenes-srem
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from sremkit.errors import UserError
+
+HELP = "train a model from a recipe"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", nargs="?", help="a recipe's name (see `srem list recipes`) or a .toml file")
+    parser.add_argument("-o", "--out", type=Path, help="folder of the run (default: runs/RECIPE)")
+    parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="change a setting, such as training.epochs=2; may be repeated",
+    )
+    parser.add_argument("--print-config", action="store_true", help="print the resolved recipe and stop")
+
+
+def run(args: argparse.Namespace) -> None:
+    from sremkit.recipes import load_recipe, recipe_to_toml
+
+    if (args.recipe is None) == (args.resume is None):
+        raise UserError("name a recipe to train, or a run to go on with: srem train RECIPE, srem train --resume RUN")
+    if args.resume is not None:
+        if args.overrides or args.out:
+            raise UserError("a resumed run keeps its settings and its folder; leave --set and --out away")
+        recipe = load_recipe(args.resume / "config.toml")
+    else:
+        recipe = load_recipe(args.recipe, args.overrides)
+    if args.print_config:
+        print(recipe_to_toml(recipe), end="")
+        return
+    _train(recipe, args.resume or args.out or Path("runs") / recipe.name, resumed=args.resume is not None)
+
+
+def _train(recipe, out: Path, *, resumed: bool) -> None:
+    from rich.console import Console
+
+    from sremkit.experiment import prepare, start_run, train
+    from sremkit.training.processes import this_process
+    from sremkit.training.progress import TrainingProgress
+    from sremkit.training.run_folder import RunFolder
+
+    process = this_process(recipe.training.device)
+    console = Console(highlight=False, quiet=not process.is_main)
+    folder = start_run(recipe, out) if not resumed and process.is_main else RunFolder(out)
+    prepared = prepare(recipe, process)
+    noise = prepared.noise
+    console.print(
+        f"{recipe.name}: {recipe.method['name']} with {recipe.model['name']} on {len(prepared.train):,} pairs, "
+        f"{100 * noise.rate:.1f} % of them made wrong (per {noise.protocol}, index {noise.hash}), "
+        f"on {process.device}; the run is in {out}",
+        soft_wrap=True,
+    )
+    epochs = recipe.training.warmup_epochs + recipe.training.epochs
+    with TrainingProgress(epochs, title=recipe.name, console=console) as progress:
+        record = train(prepared, folder, reporter=progress)
+    console.print(
+        f"\nfinished in {record['seconds']:.0f} s; best validation R_sum {record['best_rsum']:.1f}\n"
+        f"  {folder.report}\n  srem eval {out} --split test",
+        soft_wrap=True,
+    )

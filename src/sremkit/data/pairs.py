@@ -1,0 +1,174 @@
+"""Image-text pairs: what every reader gives and everything after it takes.
+
+A `Pairs` holds the texts of one split, the images they are given with, and where pictures or features
+are to be had. It never says whether a pair is right: that truth lives in `Noise` and is read by
+evaluation alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from sremkit.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+OnError = Literal["raise", "skip"]
+
+
+class FeatureRows(NamedTuple):
+    """Features of some items, padded to the longest."""
+
+    values: np.ndarray  # (k, d) or (k, r, d) float32
+    mask: np.ndarray | None  # (k, r) bool, True where a region is present; None for (k, d)
+
+
+class FeatureSource(Protocol):
+    """Feature rows by number, read when they are asked for."""
+
+    @property
+    def dim(self) -> int:
+        """Width d of one feature vector."""
+
+    def __len__(self) -> int: ...
+
+    def rows(self, indices: np.ndarray) -> FeatureRows:
+        """The features of these items; a NaN or infinite value is a `DataError` naming file and row."""
+
+
+class ImageSource(Protocol):
+    """Pictures by number, decoded when they are asked for."""
+
+    def __len__(self) -> int: ...
+
+    def name(self, index: int) -> str:
+        """Where the picture comes from, for messages and reports."""
+
+    def open(self, index: int) -> Image:
+        """The decoded RGB picture; an unreadable one is a `DataError` naming the file."""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """What a reader left out, by reason, with the first examples in words."""
+
+    reasons: Counter[str] = field(default_factory=Counter)
+    examples: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> int:
+        return sum(self.reasons.values())
+
+
+class Problems:
+    """Collects bad rows: raises at the first one, or counts them and lets the reader go on."""
+
+    KEPT_EXAMPLES = 20
+
+    def __init__(self, on_error: OnError = "raise") -> None:
+        if on_error not in ("raise", "skip"):
+            raise ValueError(f"on_error must be 'raise' or 'skip', got '{on_error}'")
+        self.on_error = on_error
+        self._reasons: Counter[str] = Counter()
+        self._examples: list[str] = []
+
+    def found(self, where: str, reason: str, remedy: str) -> None:
+        """Report one bad row: `where` names file and row, `reason` is short and countable."""
+        sentence = f"{where}: {reason}; {remedy}"
+        if self.on_error == "raise":
+            raise DataError(f"{sentence}, or pass on_error='skip' to leave such rows out")
+        self._reasons[reason] += 1
+        if len(self._examples) < self.KEPT_EXAMPLES:
+            self._examples.append(sentence)
+
+    def skipped(self) -> Skipped:
+        return Skipped(self._reasons, tuple(self._examples))
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """The pairs of one split. Pair k is text k with image `image_of_text[k]`."""
+
+    name: str  # which collection, for messages and run records
+    split: str
+    pair_ids: Sequence[str]  # (m,) the user's own, stable and unique
+    texts: Sequence[str]  # (m,)
+    image_of_text: np.ndarray  # (m,) int64
+    image_ids: Sequence[str]  # (n,)
+    images: ImageSource | None = None  # (n,) pictures
+    image_features: FeatureSource | None = None  # (n,) rows of (d,) or (r, d)
+    text_features: FeatureSource | None = None  # (m,) rows of (d,)
+    skipped: Skipped = field(default_factory=Skipped)
+
+    def __post_init__(self) -> None:
+        num_texts, num_images = len(self.texts), len(self.image_ids)
+        for what, found, expected in (
+            ("pair ids", len(self.pair_ids), num_texts),
+            ("image numbers", len(self.image_of_text), num_texts),
+            ("pictures", _length(self.images), num_images),
+            ("image features", _length(self.image_features), num_images),
+            ("text features", _length(self.text_features), num_texts),
+        ):
+            if found is not None and found != expected:
+                raise DataError(f"{self.name} ({self.split}): {found} {what} for {expected} rows")
+        if num_texts == 0:
+            raise DataError(f"{self.name} ({self.split}) holds no pairs; check the path and the split name")
+        if self.image_of_text.min() < 0 or self.image_of_text.max() >= num_images:
+            raise DataError(
+                f"{self.name} ({self.split}): image numbers run from {self.image_of_text.min()} to "
+                f"{self.image_of_text.max()}, but there are {num_images} images"
+            )
+        if len(set(self.pair_ids)) != num_texts:
+            twice = Counter(self.pair_ids).most_common(1)[0][0]
+            raise DataError(f"{self.name} ({self.split}): the pair id '{twice}' appears twice; ids must be unique")
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @property
+    def num_images(self) -> int:
+        return len(self.image_ids)
+
+    def paired_as(self, image_of_text: np.ndarray) -> Pairs:
+        """The same texts, given with other images: how injected noise enters."""
+        return replace(self, image_of_text=np.asarray(image_of_text, dtype=np.int64))
+
+    def select(self, rows: np.ndarray) -> Pairs:
+        """Only these pairs, in this order; images keep their numbers."""
+        rows = np.asarray(rows, dtype=np.int64)
+        text_features = self.text_features
+        return replace(
+            self,
+            pair_ids=[self.pair_ids[k] for k in rows],
+            texts=[self.texts[k] for k in rows],
+            image_of_text=self.image_of_text[rows],
+            text_features=None if text_features is None else SelectedRows(text_features, rows),
+        )
+
+
+class SelectedRows:
+    """Some rows of a feature source, renumbered from 0."""
+
+    def __init__(self, source: FeatureSource, selected: np.ndarray) -> None:
+        self.source = source
+        self.selected = np.asarray(selected, dtype=np.int64)
+
+    @property
+    def dim(self) -> int:
+        return self.source.dim
+
+    def __len__(self) -> int:
+        return len(self.selected)
+
+    def rows(self, indices: np.ndarray) -> FeatureRows:
+        return self.source.rows(self.selected[indices])
+
+
+def _length(source: object) -> int | None:
+    return None if source is None else len(source)  # type: ignore[arg-type]

@@ -1,0 +1,253 @@
+"""From a recipe to a finished run: reads the data, builds the model and the method, trains, evaluates.
+
+This is where the parts meet. The truth about injected noise goes to the observer and the report only.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sremkit.data import Batches, Noise, Pairs, Vocabulary, load_noise, make_noise, read_pairs
+from sremkit.data.paths import resolve_source
+from sremkit.errors import DataError
+from sremkit.evaluation.noise_watch import NoiseWatch
+from sremkit.evaluation import retrieval_recall_folds
+from sremkit.evaluation.scoring import score_pairs, validation_metrics
+from sremkit.methods import METHODS, Method, build_method
+from sremkit.models import BACKBONES, Matcher, build_matcher
+from sremkit.recipes import DataSettings, NoiseSettings, Recipe, load_recipe, recipe_to_toml
+from sremkit.settings import check_options
+from sremkit.reports.run import write_run_report
+from sremkit.training.loop import Reporter, Trainer
+from sremkit.training.processes import Process, this_process
+from sremkit.training.progress import Several
+from sremkit.training.run_folder import RunFolder, describe_environment
+from sremkit.training.tensorboard import TensorBoardWriter
+
+
+@dataclass
+class Prepared:
+    """Everything a recipe speaks of, ready to be trained."""
+
+    recipe: Recipe
+    train: Pairs  # as given, so with the noise in it
+    val: Pairs
+    noise: Noise
+    vocabulary: Vocabulary | None
+    matcher: Matcher
+    method: Method
+    process: Process
+
+    def model_facts(self) -> dict[str, Any]:
+        """What it takes to use the trained model without the recipe."""
+        return {
+            "model": {"name": self.matcher.name, "options": self.matcher.options},
+            "vocabulary": None if self.vocabulary is None else self.vocabulary.to_dict(),
+        }
+
+
+def prepare(recipe: Recipe, process: Process | None = None) -> Prepared:
+    """Read the data and build model and method as the recipe says.
+
+    Args:
+        process: which of several processes this is; found out when absent.
+    """
+    clean = read_split(recipe.data, recipe.data.train_split, **recipe.data.train_options)
+    noise = _noise(recipe.noise, clean)
+    vocabulary = _vocabulary(recipe.data, clean)
+    torch.manual_seed(recipe.training.seed)
+    if recipe.training.precision == "tf32":
+        torch.set_float32_matmul_precision("high")
+    return Prepared(
+        recipe=recipe,
+        train=clean.paired_as(noise.image_of_text),
+        val=read_split(recipe.data, recipe.data.val_split),
+        noise=noise,
+        vocabulary=vocabulary,
+        matcher=_matcher(recipe.model, clean, vocabulary),
+        method=_method(recipe.method),
+        process=process or this_process(recipe.training.device),
+    )
+
+
+def read_split(data: DataSettings, split: str, **more: Any) -> Pairs:
+    """Read one split of a recipe's data."""
+    source = resolve_source(data.source)
+    return read_pairs(source, split=split, format=data.format, **{**data.options, **more})
+
+
+def train(prepared: Prepared, folder: RunFolder, *, reporter: Reporter | None = None) -> dict[str, Any]:
+    """Train to the end, or go on where the folder stands; returns the record of the run."""
+    recipe, process = prepared.recipe, prepared.process
+    settings = recipe.training
+    started = time.monotonic()
+    record = {
+        "recipe": recipe.name,
+        "environment": describe_environment(process.device),
+        "processes": process.world,
+        "seed": settings.seed,
+        "noise": describe_noise(prepared.noise),
+        "pairs": len(prepared.train),
+        "parameters": sum(p.numel() for p in prepared.matcher.parameters()),
+        "seconds": folder.read_record().get("seconds", 0.0),
+    }
+    events = TensorBoardWriter(folder.events) if process.is_main else None
+    trainer = Trainer(
+        prepared.matcher,
+        prepared.method,
+        _batches(prepared),
+        settings,
+        device=process.device,
+        folder=folder,
+        validate=lambda: validation_metrics(prepared.matcher, prepared.val, prepared.vocabulary),
+        observer=NoiseWatch(prepared.noise.is_noisy),
+        reporter=Several(reporter, events),
+        model_facts=prepared.model_facts(),
+        process=(process.rank, process.world),
+    )
+    try:
+        record["best_rsum"] = trainer.run().best_score
+    finally:
+        record["seconds"] += time.monotonic() - started
+        record["peak_memory_mb"] = peak_memory_mb(process.device)
+        if events is not None:
+            events.close()
+            folder.write_record(record)
+    if process.is_main:
+        write_run_report(folder)
+    return record
+
+
+def _batches(prepared: Prepared) -> Batches:
+    settings, process = prepared.recipe.training, prepared.process
+    return Batches(
+        prepared.train,
+        batch_size=settings.batch_size,
+        vocabulary=prepared.vocabulary,
+        seed=settings.seed,
+        drop_last=settings.drop_last,
+        bucket_by_length=settings.bucket_by_length,
+        unique_images=settings.unique_images,
+        workers=settings.workers,
+        pin_memory=process.device.type == "cuda",
+        shard=(process.rank, process.world),
+    )
+
+
+def start_run(recipe: Recipe, out: Path) -> RunFolder:
+    """Create the folder of a new run."""
+    return RunFolder.create(out, config=recipe_to_toml(recipe))
+
+
+def load_best(folder: RunFolder) -> tuple[Matcher, Vocabulary | None]:
+    """The best model of a run, with its vocabulary."""
+    tensors, facts = folder.best()
+    matcher = build_matcher(facts["model"]["name"], **facts["model"]["options"])
+    matcher.load_state_dict({name.removeprefix("model/"): t for name, t in tensors.items()})
+    vocabulary = None if facts["vocabulary"] is None else Vocabulary.from_dict(facts["vocabulary"])
+    return matcher.eval(), vocabulary
+
+
+def evaluate_runs(
+    paths: Sequence[Path], *, split: str, folds: int = 1, device: str = "auto"
+) -> dict[str, Any]:
+    """Recall of one run's best model, or of several as an ensemble: the mean of their similarities.
+
+    Args:
+        split: "val" or "test", as the first run's recipe names them.
+    """
+    folders = [RunFolder.open(path) for path in paths]
+    recipe = load_recipe(folders[0].config)
+    name = recipe.data.test_split if split == "test" else recipe.data.val_split
+    pairs = read_split(recipe.data, name)
+    total = torch.zeros(pairs.num_images, len(pairs), dtype=torch.float64)
+    for folder in folders:
+        matcher, vocabulary = load_best(folder)
+        scores = score_pairs(matcher.to(this_process(device).device), pairs, vocabulary)
+        # One model is ranked by its logits: their sigmoid could round two different ones to the same number.
+        total += scores if len(folders) == 1 else scores.double().sigmoid()
+    metrics = retrieval_recall_folds(total, pairs.image_of_text, folds=folds)
+    return {
+        "runs": [str(path) for path in paths],
+        "split": name,
+        "folds": folds,
+        "ensemble": len(folders) > 1,
+        "noise": folders[0].read_record()["noise"],
+        "metrics": metrics,
+    }
+
+
+def describe_noise(noise: Noise) -> dict[str, Any]:
+    """What every result must say about its noise."""
+    return {"protocol": noise.protocol, "rate": noise.rate, "seed": noise.seed, "hash": noise.hash}
+
+
+def peak_memory_mb(device: torch.device) -> float:
+    """The most memory used so far: of the device, or of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _noise(settings: NoiseSettings, clean: Pairs) -> Noise:
+    if settings.file is not None:
+        path = Path(resolve_source(settings.file))
+        return load_noise(path, clean.image_of_text, num_images=clean.num_images)
+    return make_noise(clean.image_of_text, rate=settings.rate, protocol=settings.protocol, seed=settings.seed)
+
+
+def _vocabulary(data: DataSettings, pairs: Pairs) -> Vocabulary | None:
+    if not data.words:
+        return None
+    if data.vocabulary is not None:
+        return Vocabulary.load(Path(resolve_source(data.vocabulary)))
+    return Vocabulary.build(pairs.texts, min_count=data.min_count)
+
+
+def _matcher(table: dict[str, Any], pairs: Pairs, vocabulary: Vocabulary | None) -> Matcher:
+    """Build the backbone; widths that follow from the data need not be written down."""
+    options = {key: value for key, value in table.items() if key != "name"}
+    backbone = BACKBONES[table["name"]]
+    check_options(backbone, options, where="model")
+    known: dict[str, Callable[[], int]] = {
+        "image_dim": lambda: _dim(pairs, "image_features"),
+        "text_dim": lambda: _dim(pairs, "text_features"),
+        "vocab_size": lambda: len(vocabulary) if vocabulary is not None else 0,
+    }
+    for option, value in known.items():
+        if option in backbone.__init__.__annotations__ and option not in options:
+            options[option] = value()
+    return build_matcher(table["name"], **options)
+
+
+def _method(table: dict[str, Any]) -> Method:
+    options = {key: value for key, value in table.items() if key != "name"}
+    check_options(METHODS[table["name"]], options, where="method")
+    return build_method(table["name"], **options)
+
+
+def _dim(pairs: Pairs, source: str) -> int:
+    features = getattr(pairs, source)
+    if features is None:
+        raise DataError(f"{pairs.name} has no {source.replace('_', ' ')}, which this backbone needs")
+    return features.dim
+
+
+__all__ = [
+    "Prepared",
+    "describe_noise",
+    "evaluate_runs",
+    "load_best",
+    "peak_memory_mb",
+    "prepare",
+    "read_split",
+    "start_run",
+    "train",
+]

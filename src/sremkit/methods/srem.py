@@ -1,0 +1,27 @@
+"""SREM as a method: the objective of the same name, warmed up by complementary learning alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sremkit.data.batch import Batch
+from sremkit.methods import METHODS, Scorer, Stateless
+from sremkit.objectives import SREM, Terms
+
+
+@METHODS.register("srem")
+class SREMMethod(Stateless):
+    """SREM: energy-guided filtration, swapped gradient weighting, biased complementary learning.
+
+    Args:
+        mask_repeated_images: two captions of one image in a batch are nobody's negatives.
+        options: the hyperparameters of `sremkit.SREM`.
+    """
+
+    def __init__(self, *, mask_repeated_images: bool = True, **options: Any) -> None:
+        self.mask_repeated_images = mask_repeated_images
+        self.objective = SREM(**options)
+
+    def loss(self, matcher: Scorer, batch: Batch, *, warmup: bool) -> Terms:
+        image_ids = batch.image_id if self.mask_repeated_images else None
+        return self.objective(matcher(batch), warmup=warmup, image_ids=image_ids)

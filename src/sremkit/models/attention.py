@@ -1,0 +1,69 @@
+"""Stacked cross attention: every word looks at the regions of every image, or the other way round.
+
+    s_kl = v_k · w_l,   s'_kl = LReLU(s_kl) / ‖LReLU(s_k·)‖ over the words,   a_kl = softmax_k(scale · s'_kl)
+
+for words as queries l and regions as contexts k; the attended vector is c_l = sum_k a_kl v_k. With the roles
+exchanged, regions are the queries. Everything is computed for all images and all texts at once.
+
+The attended vectors are as wide as the embeddings, one for each image and each word: far more numbers than
+anything else. Where only their length and their product with the query are wanted, both follow from numbers
+that are there already, c · w_l = sum_k a_kl s_kl and ‖c‖² = aᵀ G a with the Gram matrix G of the contexts.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from sremkit.models.masking import masked_softmax
+from sremkit.models.similarity import EPSILON, full_precision, unit
+
+
+def affinities(queries: Tensor, contexts: Tensor) -> Tensor:
+    """Dot products of all queries (q, l, d) with all contexts (c, k, d): (c, k, q, l)."""
+    product = contexts.flatten(0, 1) @ queries.flatten(0, 1).T
+    return product.unflatten(1, queries.shape[:2]).unflatten(0, contexts.shape[:2])
+
+
+def attend(affinity: Tensor, query_mask: Tensor, context_mask: Tensor, *, scale: float) -> Tensor:
+    """Attention (c, k, q, l) over the contexts k of an item, from affinities of the same shape.
+
+    Args:
+        query_mask: (q, l); absent queries must have zero affinities, so that the norm does not see them.
+        context_mask: (c, k)
+        scale: how sharp the attention is.
+    """
+    clipped = F.leaky_relu(full_precision(affinity), 0.1).masked_fill(~query_mask, 0.0)
+    over_queries = unit(clipped, dim=3)
+    return masked_softmax(scale * over_queries, context_mask[:, :, None, None], dim=1)
+
+
+def attended_cosines(affinity: Tensor, attention: Tensor, queries: Tensor, contexts: Tensor) -> Tensor:
+    """Cosine of each query with the vector it attends to, without making that vector: (c, q, l).
+
+    Args:
+        affinity: (c, k, q, l) products of the queries *to be compared*, which need not be the ones that
+            attention came from.
+        queries: (q, l, d), the ones to be compared.
+        contexts: (c, k, d)
+    """
+    product = (attention * affinity).sum(dim=1)  # (c, q, l)
+    gram = contexts @ contexts.transpose(1, 2)  # (c, k, k)
+    pulled = (gram @ attention.flatten(2)).view_as(attention)  # (c, k, q, l)
+    context_square = (attention * pulled).sum(dim=1)  # (c, q, l)
+    square = queries.square().sum(dim=-1) * context_square
+    # Rounding may take a square just below zero; the floor also keeps the root's gradient finite.
+    return product / square.clamp_min(EPSILON**2).sqrt()
+
+
+def unit_attention(attention: Tensor, contexts: Tensor) -> Tensor:
+    """Attention divided by the length of what it attends to, so that sum_k a_kl v_k is a unit vector.
+
+    Args:
+        attention: (c, k, ...) over contexts (c, k, d).
+    """
+    flat = attention.flatten(2)  # (c, k, queries)
+    gram = contexts @ contexts.transpose(1, 2)  # (c, k, k)
+    square = (flat * (gram @ flat)).sum(dim=1, keepdim=True)  # (c, 1, queries)
+    length = square.clamp_min(EPSILON**2).sqrt()
+    return (flat / (length + EPSILON)).view_as(attention)

@@ -1,0 +1,49 @@
+"""Texts a chunk at a time, those of like length together.
+
+A comparison of all images with all texts holds numbers for every word of every pair. Chunks bound how many
+there are at once; sorting by length keeps a single long caption from padding all the others. On a
+processor a chunk that stays in the cache is also the faster one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sremkit.models.matcher import Encoded
+
+CPU_CHUNK = 1 << 23  # numbers: 32 MB in float32, about a processor's last cache
+GPU_CHUNK = 1 << 27  # numbers: 512 MB in float32, large enough to keep a GPU busy
+
+
+class Chunk(NamedTuple):
+    """Some texts, trimmed to the longest of them, and where they stood."""
+
+    texts: Encoded
+    columns: Tensor  # (k,) int64
+
+
+def length_chunks(texts: Encoded, *, floats_per_word: int) -> Iterator[Chunk]:
+    """All texts from the longest to the shortest, in chunks.
+
+    Args:
+        floats_per_word: how many numbers the comparison makes for one word position, all images together.
+    """
+    local, _ = texts.parts()
+    budget = CPU_CHUNK if local.device.type == "cpu" else GPU_CHUNK
+    order = texts.lengths.argsort(descending=True, stable=True)
+    lengths = texts.lengths[order].clamp_min(1).tolist()
+    start = 0
+    while start < len(lengths):
+        size = max(1, budget // (floats_per_word * lengths[start]))
+        columns = order[start : start + size]
+        yield Chunk(texts[columns].trimmed(), columns)
+        start += size
+
+
+def in_first_order(parts: list[Tensor], columns: list[Tensor]) -> Tensor:
+    """Join the chunks' results (n, k, ...) along the texts, each text back in its place."""
+    return torch.cat(parts, dim=1).index_select(1, torch.cat(columns).argsort())

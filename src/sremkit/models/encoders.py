@@ -1,0 +1,99 @@
+"""The field's encoders: regions by one linear layer, words by an embedding and a recurrent network."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from sremkit.data.batch import Batch
+from sremkit.models.masking import regions_of, words_of
+from sremkit.models.matcher import Encoded
+from sremkit.models.similarity import full_precision, unit, without_autocast
+
+
+def xavier_linear(in_features: int, out_features: int) -> nn.Linear:
+    """Linear layer with weights U(-r, r), r = √6 / √(in + out), and zero bias."""
+    linear = nn.Linear(in_features, out_features)
+    nn.init.xavier_uniform_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return linear
+
+
+def run_gru(gru: nn.GRU, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs (b, l, ·) and last states (b, ·) of a recurrent network that stops where an item ends.
+
+    The directions of a bidirectional network are averaged. Recurrence adds rounding upon rounding, so it
+    stays in full precision.
+    """
+    lengths = mask.sum(dim=1).clamp_min(1).cpu()
+    with without_autocast(x):
+        packed = pack_padded_sequence(full_precision(x), lengths, batch_first=True, enforce_sorted=False)
+        packed_output, state = gru(packed)
+        output, _ = pad_packed_sequence(packed_output, batch_first=True, total_length=x.shape[1])
+    if gru.bidirectional:
+        output = (output[..., : gru.hidden_size] + output[..., gru.hidden_size :]) / 2
+    return output, state.mean(dim=0)
+
+
+class RegionEncoder(nn.Module):
+    """Linear layer, then unit length for each region; absent regions are zero."""
+
+    def __init__(self, image_dim: int, embed_size: int) -> None:
+        super().__init__()
+        self.project = xavier_linear(image_dim, embed_size)
+
+    def forward(self, batch: Batch) -> Encoded:
+        images, mask = regions_of(batch)
+        regions = unit(self.project(images))  # (b, r, d)
+        return Encoded(local=regions.masked_fill(~mask.unsqueeze(-1), 0.0), mask=mask)
+
+
+class WordEncoder(nn.Module):
+    """Embedding U(-0.1, 0.1), dropout, bidirectional GRU, mean of its directions, unit words."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        word_dim: int,
+        embed_size: int,
+        *,
+        dropout: float = 0.0,
+        unit_words: bool = True,
+    ) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocab_size, word_dim)
+        nn.init.uniform_(self.embed.weight, -0.1, 0.1)
+        self.dropout = nn.Dropout(dropout)
+        self.gru = nn.GRU(word_dim, embed_size, batch_first=True, bidirectional=True)
+        self.unit_words = unit_words
+
+    def forward(self, batch: Batch) -> Encoded:
+        numbers, mask = words_of(batch)
+        words, _ = run_gru(self.gru, self.dropout(self.embed(numbers)), mask)  # (b, w, d)
+        if self.unit_words:
+            words = unit(words)
+        return Encoded(local=words.masked_fill(~mask.unsqueeze(-1), 0.0), mask=mask)
+
+
+class VectorTower(nn.Module):
+    """A small network from a precomputed vector to a unit vector: norm, linear, GELU, dropout, linear."""
+
+    def __init__(self, input_dim: int, hidden_size: int, embed_size: int, *, dropout: float) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.LayerNorm(input_dim),
+            xavier_linear(input_dim, hidden_size),
+            nn.GELU(),
+            nn.Dropout(dropout),
+            xavier_linear(hidden_size, embed_size),
+        )
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return unit(self.layers(vectors))
+
+
+def check_positive(**sizes: int) -> None:
+    """Refuse a width or count below 1, naming it."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, got {size}")

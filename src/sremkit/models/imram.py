@@ -1,0 +1,163 @@
+"""IMRAM: attention in several steps; each query remembers what it found and asks again.
+
+    c^t = attention of the memory q^t,   r^t = mean_l cos(w_l, c^t_l)   (w the first queries, q^0 = w)
+    g = σ(W_g [q; c] + b_g),   o = tanh(W_o [q; c] + b_o),   q^{t+1} = g ⊙ q + (1 - g) ⊙ o
+
+and S = sum_t r^t. Words ask regions ("text"), regions ask words ("image"), or both are added ("full").
+
+Reference: Chen et al., "IMRAM: Iterative Matching with Recurrent Attention Memory", CVPR 2020.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from sremkit.data.batch import Batch
+from sremkit.models import BACKBONES
+from sremkit.models.attention import affinities, attend, attended_cosines
+from sremkit.models.chunks import in_first_order, length_chunks
+from sremkit.models.encoders import RegionEncoder, WordEncoder, check_positive
+from sremkit.models.masking import masked_mean
+from sremkit.models.matcher import Encoded, Matcher
+from sremkit.models.similarity import LearnedLogit, full_precision, unit, without_autocast
+
+Direction = Literal["text", "image", "full"]
+
+
+class Memory(nn.Module):
+    """How a query changes by what it attended to."""
+
+    def __init__(self, embed_size: int, *, unit_memory: bool) -> None:
+        super().__init__()
+        self.gate = nn.Linear(2 * embed_size, embed_size)
+        self.output = nn.Linear(2 * embed_size, embed_size)
+        self.unit_memory = unit_memory
+
+    def forward(self, memory: Tensor, attention: Tensor, contexts: Tensor) -> Tensor:
+        """The next memory (c, queries, d).
+
+        Args:
+            memory: (c, queries, d), or (1, queries, d) while it is still the same for all items.
+            attention: (c, k, queries) over contexts (c, k, d).
+        """
+        d = contexts.shape[-1]
+        weight = torch.cat([self.gate.weight, self.output.weight])  # (2d, 2d)
+        bias = torch.cat([self.gate.bias, self.output.bias])
+        # W [q; c] = W_q q + W_c c, and W_c c is attention over W_c v: so only k contexts are multiplied, not
+        # every attended vector of every pair.
+        from_memory = F.linear(memory, weight[:, :d], bias)  # (c or 1, queries, 2d)
+        projected = F.linear(contexts, weight[:, d:])  # (c, k, 2d)
+        mixed = torch.baddbmm(from_memory, attention.transpose(1, 2).to(projected.dtype), projected)
+        gate, output = torch.sigmoid(mixed[..., :d]), torch.tanh(mixed[..., d:])
+        updated = gate * memory + (1 - gate) * output
+        return unit(updated) if self.unit_memory else updated
+
+
+@BACKBONES.register("imram")
+class IterativeMatching(Matcher):
+    """Attention in several steps with a memory (IMRAM).
+
+    Args:
+        direction: "text" for words that ask regions, "image" for regions that ask words, "full" for both.
+        num_steps: how often each query asks (K).
+        attention_scale: sharpness of the attention.
+        unit_memory: bring the memory to unit length after each step.
+        recompute: in training, compute a chunk's memories again when gradients need them. They are as
+            wide as the embeddings, for every word of every pair and every step; keeping them all is a
+            third faster and takes gigabytes.
+        scale: starting slope from similarity to logit; 10 over the number of cosines added, unless given.
+        neutral: similarity whose logit starts at 0; half the number of cosines added, unless given.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        image_dim: int = 2048,
+        embed_size: int = 1024,
+        word_dim: int = 300,
+        direction: Direction = "full",
+        num_steps: int = 3,
+        attention_scale: float = 9.0,
+        unit_memory: bool = False,
+        recompute: bool = True,
+        scale: float | None = None,
+        neutral: float | None = None,
+    ) -> None:
+        super().__init__()
+        check_positive(vocab_size=vocab_size, image_dim=image_dim, embed_size=embed_size, word_dim=word_dim)
+        check_positive(num_steps=num_steps)
+        if direction not in ("text", "image", "full"):
+            raise ValueError(f"direction must be 'text', 'image' or 'full', got '{direction}'")
+        self.direction, self.num_steps = direction, num_steps
+        self.attention_scale, self.recompute = attention_scale, recompute
+        self.regions = RegionEncoder(image_dim, embed_size)
+        self.words = WordEncoder(vocab_size, word_dim, embed_size)
+        remembers = num_steps > 1  # after the last step nobody asks again
+        asking = {"text": ("text",), "image": ("image",), "full": ("text", "image")}[direction]
+        self.memories = nn.ModuleDict(
+            {side: Memory(embed_size, unit_memory=unit_memory) for side in asking if remembers}
+        )
+        added = num_steps * len(asking)
+        self.to_logit = LearnedLogit(
+            scale=10.0 / added if scale is None else scale,
+            neutral=0.5 * added if neutral is None else neutral,
+        )
+
+    def encode_images(self, batch: Batch) -> Encoded:
+        return self.regions(batch)
+
+    def encode_texts(self, batch: Batch) -> Encoded:
+        return self.words(batch)
+
+    def floats_per_pair(self, images: Encoded, texts: Encoded) -> int:
+        return 8 * images.parts()[1].shape[1] * texts.parts()[1].shape[1]
+
+    def compare(self, images: Encoded, texts: Encoded) -> Tensor:
+        regions = images.trimmed().parts()
+        n, r, d = regions[0].shape
+        # Words ask: a memory for each word and image. Regions ask: one for each region and text, whatever
+        # the text's length; counted as if a text had eight words.
+        per_word = 4 * n * d if self.direction == "text" else 4 * n * r * d // 8
+        parts, columns = [], []
+        for chunk in length_chunks(texts, floats_per_word=per_word):
+            local = (*regions, *chunk.texts.parts())
+            if self.recompute and torch.is_grad_enabled():
+                similarity = checkpoint(self._compare, *local, use_reentrant=False, preserve_rng_state=False)
+            else:
+                similarity = self._compare(*local)
+            parts.append(similarity)
+            columns.append(chunk.columns)
+        return self.to_logit(in_first_order(parts, columns))
+
+    def _compare(self, regions: Tensor, region_mask: Tensor, words: Tensor, word_mask: Tensor) -> Tensor:
+        similarity = regions.new_zeros(len(regions), len(words))
+        if self.direction in ("text", "full"):
+            similarity = similarity + self.ask("text", words, word_mask, regions, region_mask)
+        if self.direction in ("image", "full"):
+            similarity = similarity + self.ask("image", regions, region_mask, words, word_mask).T
+        return similarity
+
+    def ask(
+        self, side: str, queries: Tensor, query_mask: Tensor, contexts: Tensor, context_mask: Tensor
+    ) -> Tensor:
+        """Sum over the steps of the mean cosine of queries and what they attend to: (c, q)."""
+        queries, contexts = full_precision(queries), full_precision(contexts)
+        with without_autocast(queries):
+            first_affinity = affinities(queries, contexts)  # (c, k, q, l)
+        total = contexts.new_zeros(len(contexts), len(queries))
+        memory, affinity = queries.flatten(0, 1).unsqueeze(0), first_affinity
+        for step in range(self.num_steps):
+            attention = attend(affinity, query_mask, context_mask, scale=self.attention_scale)
+            with without_autocast(queries):
+                cosines = attended_cosines(first_affinity, attention, queries, contexts)  # (c, q, l)
+            total = total + masked_mean(cosines, query_mask, dim=-1)
+            if step + 1 < self.num_steps:
+                memory = self.memories[side](memory, attention.flatten(2), contexts)  # (c, q·l, d)
+                affinity = (contexts @ memory.transpose(1, 2)).view_as(first_affinity)
+        return total

@@ -1,0 +1,98 @@
+"""What is absent has no influence: trimming, softmax, means and batch statistics over present items only.
+
+Trailing columns that nobody fills are cut off before anything is computed. So padding a batch further
+changes no bit of the result: the very same numbers, laid out alike, are added in the very same order.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sremkit.data.batch import Batch
+from sremkit.errors import DataError
+from sremkit.models.matcher import trimmed_width
+from sremkit.models.similarity import full_precision
+
+
+def regions_of(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Region features (b, r, d), zero where absent, and their mask (b, r); a single vector is one region."""
+    if batch.images is None:
+        raise DataError(
+            "the batch holds no image features, which this backbone needs; give the data image features"
+        )
+    images = batch.images.unsqueeze(1) if batch.images.ndim == 2 else batch.images
+    mask = batch.region_mask
+    if mask is None:
+        return images, torch.ones(images.shape[:2], dtype=torch.bool, device=images.device)
+    width = trimmed_width(mask)
+    images, mask = images[:, :width].contiguous(), mask[:, :width].contiguous()
+    return images.masked_fill(~mask.unsqueeze(-1), 0.0), mask
+
+
+def words_of(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Word numbers (b, w), 0 where absent, and their mask (b, w); words stand at the front of a row."""
+    if batch.words is None:
+        raise DataError("the batch holds no words, which this backbone needs; give the data a vocabulary")
+    mask = batch.words != 0 if batch.word_mask is None else batch.word_mask
+    width = trimmed_width(mask)
+    words, mask = batch.words[:, :width].contiguous(), mask[:, :width].contiguous()
+    return words.masked_fill(~mask, 0), mask
+
+
+def masked_softmax(x: Tensor, mask: Tensor, dim: int) -> Tensor:
+    """Softmax over present items; absent ones get exactly 0, also where nothing is present."""
+    # A finite fill: minus infinity would turn a row without any present item into NaN.
+    x = full_precision(x)
+    filled = x.masked_fill(~mask, torch.finfo(x.dtype).min)
+    return filled.softmax(dim=dim).masked_fill(~mask, 0.0)
+
+
+def masked_mean(x: Tensor, mask: Tensor, dim: int) -> Tensor:
+    """Mean over present items along `dim`; 0 where there are none. `mask` broadcasts to `x`."""
+    count = mask.sum(dim=dim).clamp_min(1)
+    return x.masked_fill(~mask, 0.0).sum(dim=dim) / count
+
+
+class MaskedBatchNorm(nn.Module):
+    """Batch normalisation of the last axis, with statistics over what is present.
+
+    With everything present it is `nn.BatchNorm1d`: biased variance to normalise, unbiased for the running
+    estimate. Fewer channels than built for are the first ones; a channel nobody has keeps its estimates.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, num_channels: int, *, momentum: float = 0.1, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.momentum, self.eps = momentum, eps
+        self.weight = nn.Parameter(torch.ones(num_channels))
+        self.bias = nn.Parameter(torch.zeros(num_channels))
+        self.register_buffer("running_mean", torch.zeros(num_channels))
+        self.register_buffer("running_var", torch.ones(num_channels))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Normalise `x` (..., c); `mask` broadcasts to it, and without one everything is present."""
+        x = full_precision(x)
+        if mask is None:
+            mask = torch.ones(1, dtype=torch.bool, device=x.device)
+        c = x.shape[-1]
+        mean, var = self.running_mean[:c], self.running_var[:c]
+        if self.training:
+            mean, var = self._batch_statistics(x, mask)
+        return (x - mean) * (var + self.eps).rsqrt() * self.weight[:c] + self.bias[:c]
+
+    def _batch_statistics(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        others = tuple(range(x.ndim - 1))
+        present = mask.expand_as(x)
+        count = present.sum(dim=others).clamp_min(1)  # (c,)
+        mean = x.masked_fill(~present, 0.0).sum(dim=others) / count
+        var = (x - mean).masked_fill(~present, 0.0).square().sum(dim=others) / count
+        with torch.no_grad():
+            known = count > 1  # a single value has no spread
+            unbiased = var * count / (count - 1).clamp_min(1)
+            for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
+                own = running[: len(new)]
+                own.copy_(torch.where(known, own + self.momentum * (new - own), own))
+        return mean, var

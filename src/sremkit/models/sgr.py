@@ -1,0 +1,99 @@
+"""SGR: similarity graph reasoning. Nodes pass what they know to each other; the global one decides.
+
+    Q = W_q N + b_q,   K = W_k N + b_k,   N ← ReLU( W_g softmax_rows(Q Kᵀ) N + b_g )        for each step
+
+with its own weights at each step; the logit is a linear function of the global node after the last one.
+
+Reference: Diao et al., "Similarity Reasoning and Filtration for Image-Text Matching", AAAI 2021.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sremkit.models import BACKBONES
+from sremkit.models.chunks import in_first_order
+from sremkit.models.encoders import check_positive, xavier_linear
+from sremkit.models.masking import masked_softmax
+from sremkit.models.matcher import Encoded
+from sremkit.models.similarity_nodes import NodeMatcher
+
+
+class GraphStep(nn.Module):
+    """One step of reasoning over the nodes of every pair."""
+
+    def __init__(self, sim_dim: int) -> None:
+        super().__init__()
+        self.query = xavier_linear(sim_dim, sim_dim)
+        self.key = xavier_linear(sim_dim, sim_dim)
+        self.graph = xavier_linear(sim_dim, sim_dim)
+
+    def forward(self, nodes: Tensor, mask: Tensor, *, num_asking: int | None = None) -> Tensor:
+        """New values of the first `num_asking` nodes, or of all: (n, m, num_asking, s).
+
+        Args:
+            nodes: (n, m, l, s)
+            mask: (m, l)
+        """
+        # q·k = (W_q a + b_q)·(W_k c + b_k) = (W_kᵀW_q a + W_kᵀb_q)·c + what is the same for all c. The
+        # softmax does not see the latter, so one product with W_kᵀW_q serves for both layers, and b_k has
+        # no effect: its gradient is 0, which distributed training wants to be told.
+        weight = self.key.weight.T @ self.query.weight
+        bias = self.key.weight.T @ self.query.bias + 0.0 * self.key.bias
+        asking = F.linear(nodes[:, :, :num_asking], weight, bias)
+        edges = masked_softmax(asking @ nodes.to(asking.dtype).transpose(2, 3), mask.unsqueeze(1), dim=3)
+        return torch.relu(self.graph(edges @ nodes))
+
+
+@BACKBONES.register("sgr")
+class SimilarityGraphReasoning(NodeMatcher):
+    """Graph reasoning over the similarities of words and whole (SGR).
+
+    Args:
+        sim_dim: width of a similarity vector.
+        num_steps: steps of reasoning, each with its own weights.
+        num_regions: the most regions an image has; the region's index is a normalisation channel.
+        attention_scale: sharpness of the words' attention to regions.
+        dropout: on word embeddings and in the global attention.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        image_dim: int = 2048,
+        embed_size: int = 1024,
+        word_dim: int = 300,
+        sim_dim: int = 256,
+        num_steps: int = 3,
+        num_regions: int = 36,
+        attention_scale: float = 9.0,
+        dropout: float = 0.4,
+    ) -> None:
+        super().__init__(
+            vocab_size=vocab_size,
+            image_dim=image_dim,
+            embed_size=embed_size,
+            word_dim=word_dim,
+            sim_dim=sim_dim,
+            num_regions=num_regions,
+            attention_scale=attention_scale,
+            dropout=dropout,
+        )
+        check_positive(num_steps=num_steps)
+        self.steps = nn.ModuleList(GraphStep(sim_dim) for _ in range(num_steps))
+
+    def compare(self, images: Encoded, texts: Encoded) -> Tensor:
+        vectors, columns = [], []
+        for nodes in self.nodes(images, texts):
+            vectors.append(self.reason(nodes.values, nodes.mask))
+            columns.append(nodes.columns)
+        return self.logits_from(in_first_order(vectors, columns))
+
+    def reason(self, nodes: Tensor, mask: Tensor) -> Tensor:
+        """The global node (n, m, s) after all steps; in the last one only it asks."""
+        for step in self.steps[:-1]:
+            nodes = step(nodes, mask)
+        return self.steps[-1](nodes, mask, num_asking=1).squeeze(2)

@@ -1,0 +1,112 @@
+"""What SGR and SAF reason about: a vector of similarity for each word of a text, and one for the whole.
+
+    s_l = ℓ2( P_loc (c_l - w_l)² + b ),   s_0 = ℓ2( P_glo (v_glo - w_glo)² + b )
+
+The square is of each component; c_l is the unit vector that word l attends to, v_glo and w_glo are the global
+vectors. The nodes of a pair are [s_0, s_1, ..., s_w], the global one first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from sremkit.data.batch import Batch
+from sremkit.models.attention import affinities, attend, unit_attention
+from sremkit.models.chunks import length_chunks
+from sremkit.models.encoders import RegionEncoder, WordEncoder, check_positive, xavier_linear
+from sremkit.models.global_attention import RegionAttention, WordAttention
+from sremkit.models.matcher import Encoded, Matcher
+from sremkit.models.similarity import full_precision, unit, without_autocast
+
+
+class Nodes(NamedTuple):
+    """The nodes of all images with some texts of like length."""
+
+    values: Tensor  # (n, k, 1 + w, s)
+    mask: Tensor  # (k, 1 + w) bool
+    columns: Tensor  # (k,) int64: which texts these are
+
+
+class NodeMatcher(Matcher):
+    """What SGR and SAF share: encoders, global vectors, similarity nodes and the last linear layer.
+
+    In training, differences of words and what they attend to are computed again when gradients need them:
+    they are as wide as the embeddings, for every word of every pair, and would take gigabytes to keep.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        image_dim: int,
+        embed_size: int,
+        word_dim: int,
+        sim_dim: int,
+        num_regions: int,
+        attention_scale: float,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        check_positive(vocab_size=vocab_size, image_dim=image_dim, embed_size=embed_size)
+        check_positive(word_dim=word_dim, sim_dim=sim_dim, num_regions=num_regions)
+        self.attention_scale = attention_scale
+        self.regions = RegionEncoder(image_dim, embed_size)
+        self.words = WordEncoder(vocab_size, word_dim, embed_size, dropout=dropout)
+        self.region_attention = RegionAttention(embed_size, num_regions, dropout=dropout)
+        self.word_attention = WordAttention(embed_size, dropout=dropout)
+        self.local_similarity = xavier_linear(embed_size, sim_dim)
+        self.global_similarity = xavier_linear(embed_size, sim_dim)
+        self.score = xavier_linear(sim_dim, 1)
+
+    def encode_images(self, batch: Batch) -> Encoded:
+        regions = self.regions(batch)
+        return Encoded(regions.local, regions.mask, self.region_attention(regions.local, regions.mask))
+
+    def encode_texts(self, batch: Batch) -> Encoded:
+        words = self.words(batch)
+        return Encoded(words.local, words.mask, self.word_attention(words.local, words.mask))
+
+    def floats_per_pair(self, images: Encoded, texts: Encoded) -> int:
+        return 4 * (1 + texts.parts()[1].shape[1]) * self.score.in_features
+
+    def logits_from(self, vectors: Tensor) -> Tensor:
+        """The similarity vectors' (n, m, s) logits (n, m)."""
+        with without_autocast(vectors):
+            return self.score(full_precision(vectors)).squeeze(-1)
+
+    def nodes(self, images: Encoded, texts: Encoded) -> Iterator[Nodes]:
+        """The nodes of all images with all texts, a chunk of texts at a time."""
+        images = images.trimmed()
+        per_word = len(images) * images.whole().shape[1]
+        for chunk in length_chunks(texts, floats_per_word=per_word):
+            difference = images.whole().unsqueeze(1) - chunk.texts.whole()  # (n, k, d)
+            whole = unit(self.global_similarity(difference.square()))  # (n, k, s)
+            values = torch.cat([whole.unsqueeze(2), self._word_nodes(images, chunk.texts)], dim=2)
+            _, word_mask = chunk.texts.parts()
+            yield Nodes(values, F.pad(word_mask, (1, 0), value=True), chunk.columns)
+
+    def _word_nodes(self, images: Encoded, texts: Encoded) -> Tensor:
+        (regions, region_mask), (words, word_mask) = images.parts(), texts.parts()
+        affinity = affinities(words, regions)  # (n, r, k, w)
+        attention = attend(affinity, word_mask, region_mask, scale=self.attention_scale)
+        with without_autocast(words):
+            attention = unit_attention(attention, full_precision(regions)).flatten(2)  # (n, r, k·w)
+        compared = checkpoint(
+            self._project_difference,
+            attention,
+            regions,
+            words.flatten(0, 1),
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
+        return unit(compared.unflatten(1, words.shape[:2]))  # (n, k, w, s)
+
+    def _project_difference(self, attention: Tensor, regions: Tensor, words: Tensor) -> Tensor:
+        difference = torch.baddbmm(-words.unsqueeze(0), attention.transpose(1, 2), regions)  # (n, k·w, d)
+        return self.local_similarity(difference.square())

@@ -1,0 +1,101 @@
+"""A square matrix, or its transpose, taken a few rows at a time through buffers that stay in cache.
+
+A pass over a large matrix costs memory traffic rather than arithmetic, and a fresh matrix costs more than a pass. So
+the fast objective takes a block of rows through all of its steps before it turns to the next. While compiling there
+is one block: the compiler fuses the passes itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+_CPU_ELEMENTS = 1 << 19  # 2 MiB of float32 a buffer
+_DEVICE_ELEMENTS = 1 << 25  # only bounds the memory: small blocks would starve a GPU
+
+_GROUP = 64  # columns
+
+
+class RowBlocks:
+    """The rows of `matrix`, or of `matrix.T`, block by block."""
+
+    def __init__(self, matrix: Tensor, *, num_buffers: int, transposed: bool) -> None:
+        size = len(matrix)
+        elements = _CPU_ELEMENTS if matrix.device.type == "cpu" else _DEVICE_ELEMENTS
+        self.matrix = matrix
+        self.transposed = transposed
+        self.rows_a_block = size if torch.compiler.is_compiling() else min(size, max(1, elements // size))
+        self._buffers = [matrix.new_empty(self.rows_a_block * size) for _ in range(num_buffers)]
+
+    def __iter__(self) -> Iterator[slice]:
+        size = len(self.matrix)
+        for start in range(0, size, self.rows_a_block):
+            yield slice(start, min(start + self.rows_a_block, size))
+
+    def buffers(self, rows: slice) -> list[Tensor]:
+        """Scratch matrices (k, b) for the block's k rows, holding whatever was left in them."""
+        size = len(self.matrix)
+        return [buffer[: (rows.stop - rows.start) * size].view(-1, size) for buffer in self._buffers]
+
+    def load(self, rows: slice, into: Tensor, scratch: Tensor) -> Tensor:
+        """Copy the block's rows to `into`; `scratch` is overwritten."""
+        if not self.transposed:
+            return into.copy_(self.matrix[rows])
+        # By way of a narrow matrix: a column read directly touches one page of memory for each number.
+        narrow = scratch.view(len(self.matrix), -1)  # (b, k)
+        return into.copy_(narrow.copy_(self.matrix[:, rows]).T)
+
+    def store(self, target: Tensor, rows: slice, values: Tensor) -> None:
+        """Write the block's `values` to their place in `target`."""
+        assert not self.transposed
+        target[rows].copy_(values)
+
+    def add(self, target: Tensor, rows: slice, values: Tensor, scratch: Tensor) -> None:
+        """Add the block's `values` to their place in `target`; `scratch` is overwritten."""
+        assert self.transposed
+        target[:, rows].add_(scratch.view(len(self.matrix), -1).copy_(values.T))
+
+
+def first_max(block: Tensor) -> tuple[Tensor, Tensor]:
+    """The maximum of each row and its first place, as `block.max(dim=1)`.
+
+    On a CPU the search for the place is many times slower than the maximum, so it looks for the group of columns
+    first and then inside the group.
+    """
+    size = block.shape[1]
+    if block.device.type != "cpu" or size % _GROUP or torch.compiler.is_compiling():
+        value, place = block.max(dim=1)
+        return value, place
+    groups = block.view(len(block), -1, _GROUP)
+    value, group = groups.amax(dim=2).max(dim=1)
+    members = groups.gather(1, group[:, None, None].expand(-1, 1, _GROUP)).squeeze(1)  # (k, _GROUP)
+    return value, group * _GROUP + members.argmax(dim=1)
+
+
+def set_pairs(block: Tensor, rows: slice, value: Tensor | float) -> None:
+    """Write `value` where the given pairs lie in a block of rows."""
+    pairs = block.diagonal(rows.start)
+    if isinstance(value, Tensor):
+        pairs.copy_(value)
+    else:
+        pairs.fill_(value)
+
+
+def set_at(block: Tensor, index: Tensor, value: Tensor | float) -> None:
+    """Write one entry of each row, at column `index`."""
+    if isinstance(value, Tensor):
+        block.scatter_(1, index[:, None], value[:, None])
+    else:
+        block.scatter_(1, index[:, None], value)
+
+
+def add_at(block: Tensor, index: Tensor, value: Tensor) -> None:
+    """Add to one entry of each row. No two share a place, so no atomic addition is needed."""
+    set_at(block, index, take_at(block, index) + value)
+
+
+def take_at(block: Tensor, index: Tensor) -> Tensor:
+    """(k,) one entry of each row, at column `index`."""
+    return block.gather(1, index[:, None]).squeeze(1)

@@ -1,0 +1,223 @@
+"""The SREM objective: filter by energy, rank what is clean, learn from what the rest is not.
+
+    L = 0.5 (L_w i2t + L_w t2i) + lambda1 (L_u i2t + L_u t2i) + lambda2 (L_c i2t + L_c t2i)      [eq:total]
+    L = L_c i2t + L_c t2i                                                                        [eq:warmup]
+
+Reference: Dang et al., Noisy Correspondence Learning with Self-Reinforcing Errors Mitigation, AAAI 2024.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from sremkit.objectives.candidates import as_logits, distinct_images
+from sremkit.objectives.complementary import Reading, check_reading, complementary
+from sremkit.objectives.fused import Plan, evaluate
+from sremkit.objectives.precision import product
+from sremkit.objectives.terms import Terms
+
+
+class SREM(nn.Module):
+    """The objective as a module without parameters: `SREM()(logits).total.backward()`.
+
+    Logits are (b, b): rows images, columns texts, the given pairs on the diagonal. A temperature or scale, learned or
+    not, is the model's business. Computed in float32 (float64 stays float64), with autocast switched off inside.
+
+    Args:
+        margin: lead of a clean pair over its hardest negative that the ranking asks for, on sigmoid scores.
+        threshold: energy below which a pair can be clean. With 0 nearly only the argmax rule decides.
+        clean_margin: energy that clean pairs are pushed below.
+        noisy_margin: energy that the other pairs are pushed above.
+        sharpness: how strongly complementary labels prefer hard negatives; 0 draws them uniformly.
+        offset: score from which a negative counts as hard in that preference.
+        energy_weight: lambda1, of the energy bounds.
+        complementary_weight: lambda2, of the complementary losses.
+        reading: "normalized", or "printed" for the complementary loss to the letter of the paper, which does not
+            train by itself (docs/deviations.md).
+        check_finite: refuse NaN and infinite logits. Looking costs one wait for the device per call on a GPU; nothing
+            else in the objective waits. Skipped inside torch.compile.
+        filtration: without it every pair counts as clean and there is no energy bound.
+        weighting: without it every weight is 1.
+        complementary: without it there is no complementary loss, and no warm-up.
+        rectification: without it complementary labels are drawn uniformly, as with sharpness 0.
+    """
+
+    def __init__(
+        self,
+        *,
+        margin: float = 0.2,
+        threshold: float = 0.0,
+        clean_margin: float = -4.0,
+        noisy_margin: float = 0.0,
+        sharpness: float = 1.0,
+        offset: float = 0.5,
+        energy_weight: float = 0.01,
+        complementary_weight: float = 1.0,
+        reading: Reading = "normalized",
+        check_finite: bool = True,
+        filtration: bool = True,
+        weighting: bool = True,
+        complementary: bool = True,
+        rectification: bool = True,
+    ) -> None:
+        super().__init__()
+        check_reading(reading)
+        self.margin = margin
+        self.threshold = threshold
+        self.clean_margin = clean_margin
+        self.noisy_margin = noisy_margin
+        self.sharpness = sharpness
+        self.offset = offset
+        self.energy_weight = energy_weight
+        self.complementary_weight = complementary_weight
+        self.reading: Reading = reading
+        self.check_finite = check_finite
+        self.filtration = filtration
+        self.weighting = weighting
+        self.complementary = complementary
+        self.rectification = rectification
+
+    def forward(self, logits: Tensor, *, warmup: bool = False, image_ids: Tensor | None = None) -> Terms:
+        """The objective of one batch.
+
+        Args:
+            warmup: the complementary loss alone. No pair is counted clean by it, so no hard negative is left out;
+                the statistics are reported all the same.
+            image_ids: (b,) integers; pairs with equal numbers share their image and are not each other's negatives.
+        """
+        self._check(logits, warmup, image_ids)
+        with torch.autocast(device_type=logits.device.type, enabled=False):
+            logits = as_logits(logits)
+            valid = None if image_ids is None else distinct_images(image_ids.to(logits.device))
+            return self._terms(logits, valid, warmup)
+
+    def from_embeddings(
+        self, image_emb: Tensor, text_emb: Tensor, scale: Tensor | float, bias: Tensor | float = 0.0, **options: Any
+    ) -> Terms:
+        """The objective of logits `scale * image_emb @ text_emb.T + bias`, formed in full float32.
+
+        Args:
+            image_emb, text_emb: (b, d), usually of unit length.
+            scale, bias: numbers or scalar tensors, which may be learned.
+            options: `warmup` and `image_ids`, as for a call.
+        """
+        if image_emb.ndim != 2 or image_emb.shape != text_emb.shape:
+            raise ValueError(
+                "image_emb and text_emb must both be (b, d), row i of each belonging to pair i; "
+                f"got {tuple(image_emb.shape)} and {tuple(text_emb.shape)}"
+            )
+        wide = torch.promote_types(torch.promote_types(image_emb.dtype, text_emb.dtype), torch.float32)
+        similarity = product(image_emb.to(wide), text_emb.to(wide).T)  # (b, b)
+        return self(scale * similarity + bias, **options)
+
+    def extra_repr(self) -> str:
+        settings = {name: value for name, value in vars(self).items() if name in SREM.__init__.__annotations__}
+        return ", ".join(f"{name}={value!r}" for name, value in settings.items())
+
+    def _terms(self, logits: Tensor, valid: Tensor | None, warmup: bool) -> Terms:
+        plan = self._plan(warmup)
+        wants_gradient = torch.is_grad_enabled() and logits.requires_grad
+        gradient = torch.empty_like(logits, memory_format=torch.contiguous_format) if wants_gradient else None
+        i2t, t2i, rank_i2t, rank_t2i = evaluate(logits.detach(), valid, plan, gradient=gradient)
+
+        nothing = torch.zeros_like(rank_i2t.loss)
+        bounds = self.filtration and not warmup
+        parts = {
+            "ranking_i2t": nothing if warmup else rank_i2t.loss,
+            "ranking_t2i": nothing if warmup else rank_t2i.loss,
+            "energy_i2t": i2t.energy_bound if bounds else nothing,
+            "energy_t2i": t2i.energy_bound if bounds else nothing,
+            "complementary_i2t": i2t.complementary,
+            "complementary_t2i": t2i.complementary,
+        }
+        total = (
+            plan.ranking_weight * (parts["ranking_i2t"] + parts["ranking_t2i"])
+            + plan.energy_weight * (parts["energy_i2t"] + parts["energy_t2i"])
+            + plan.complementary_weight * (parts["complementary_i2t"] + parts["complementary_t2i"])
+        )  # [eq:total] [eq:warmup]
+        if gradient is not None:
+            total = WithGradient.apply(logits, total, gradient)
+        if self.complementary and self.reading == "printed":
+            printed_i2t = self._printed(logits, i2t.clean, valid, plan)
+            printed_t2i = self._printed(logits.T, t2i.clean, None if valid is None else valid.T, plan)
+            total = total + plan.complementary_weight * (printed_i2t + printed_t2i)
+            parts |= {"complementary_i2t": printed_i2t.detach(), "complementary_t2i": printed_t2i.detach()}
+        return Terms(
+            total=total,
+            parts=parts,
+            energy_i2t=i2t.energy,
+            energy_t2i=t2i.energy,
+            clean_i2t=i2t.clean,
+            clean_t2i=t2i.clean,
+            weight_i2t=i2t.weight,
+            weight_t2i=t2i.weight,
+            active_i2t=torch.zeros_like(i2t.clean) if warmup else rank_i2t.active,
+            active_t2i=torch.zeros_like(t2i.clean) if warmup else rank_t2i.active,
+        )
+
+    def _plan(self, warmup: bool) -> Plan:
+        return Plan(
+            margin=self.margin,
+            threshold=self.threshold,
+            clean_margin=self.clean_margin,
+            noisy_margin=self.noisy_margin,
+            sharpness=self.sharpness if self.rectification else 0.0,
+            offset=self.offset,
+            ranking_weight=0.0 if warmup else 0.5,
+            energy_weight=self.energy_weight if self.filtration and not warmup else 0.0,
+            complementary_weight=1.0 if warmup else self.complementary_weight,
+            filtration=self.filtration,
+            weighting=self.weighting,
+            complementary=self.complementary and self.reading == "normalized",
+            exclude_used=not warmup,
+        )
+
+    def _printed(self, logits: Tensor, clean: Tensor, valid: Tensor | None, plan: Plan) -> Tensor:
+        used = clean if plan.exclude_used else torch.zeros_like(clean)
+        return complementary(
+            logits, used, sharpness=plan.sharpness, offset=plan.offset, reading="printed", valid=valid
+        )
+
+    def _check(self, logits: Tensor, warmup: bool, image_ids: Tensor | None) -> None:
+        if warmup and not self.complementary:
+            raise ValueError(
+                "the warm-up is the complementary loss alone, and complementary=False switched it off; "
+                "train without a warm-up, or with the complementary loss"
+            )
+        if image_ids is not None and image_ids.shape != logits.shape[:1]:
+            raise ValueError(
+                f"image_ids must hold one number for each of the {len(logits)} pairs; got shape {tuple(image_ids.shape)}"
+            )
+        if self.check_finite and not torch.compiler.is_compiling() and not _all_finite(logits):
+            raise ValueError(
+                "logits hold NaN or infinite values; look for a division by a zero norm, an overflow in half precision "
+                "or too high a learning rate (check_finite=False switches this check off)"
+            )
+
+
+def _all_finite(logits: Tensor) -> bool:
+    """One pass without a temporary matrix: a NaN or infinite entry shows in the least or the greatest."""
+    least, greatest = logits.detach().aminmax()
+    return bool((least.isfinite() & greatest.isfinite()).item())
+
+
+class WithGradient(torch.autograd.Function):
+    """A value whose gradient by the logits is already known."""
+
+    @staticmethod
+    def forward(logits: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return upstream * gradient, None, None

@@ -1,0 +1,155 @@
+"""Recipes: complete TOML files that say what to train, on what, and how.
+
+The first comment line of a recipe is its headline; the head states command, cost and expected result.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from sremkit.errors import UnknownNameError, UserError
+from sremkit.settings import SettingsError, assign, from_table, parse_assignment, suggestion
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Which pairs, and how they are read."""
+
+    source: str  # a path; $SREMKIT_DATA is filled in; or "scenes"
+    format: str | None = None  # recognised when absent
+    train_split: str = "train"
+    val_split: str = "val"
+    test_split: str = "test"
+    train_options: dict[str, Any] = field(default_factory=dict)  # reader's options for the training split
+    options: dict[str, Any] = field(default_factory=dict)  # reader's options for every split
+    vocabulary: str | None = None  # a published JSON file; built from the training captions when absent
+    min_count: int = 4  # words seen less often are unknown
+    words: bool = True  # false for models on sentence vectors
+
+
+@dataclass(frozen=True)
+class NoiseSettings:
+    """Which training pairs are made wrong."""
+
+    rate: float = 0.0
+    protocol: Literal["caption", "image"] = "caption"
+    seed: int = 0
+    file: str | None = None  # a published index file, in the place of the three above
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """How long, how fast, in which batches."""
+
+    epochs: int = 50  # after the warm-up
+    warmup_epochs: int = 5
+    batch_size: int = 128
+    learning_rate: float = 2e-4
+    decay_after: int = 25  # epochs after the warm-up until the learning rate falls
+    decay_factor: float = 0.1
+    weight_decay: float = 0.0
+    clip: float = 2.0  # largest gradient norm
+    seed: int = 0
+    bucket_by_length: bool = False
+    unique_images: bool = False
+    drop_last: bool = False
+    workers: int = 0  # processes that read ahead
+    device: str = "auto"
+    precision: Literal["float32", "tf32", "bf16"] = "float32"
+    compile: bool = False
+    micro_batch: int | None = None  # encode in pieces of this size to save memory (dual encoders only)
+    patience: int | None = None  # stop after so many epochs without a better validation result
+    checkpoint_minutes: float = 5.0  # besides the one at the end of each epoch
+    keep_statistics: int = 3  # epochs whose per-pair statistics stay on disk
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides a run."""
+
+    name: str
+    data: DataSettings
+    model: dict[str, Any]  # name, and the options of that backbone
+    method: dict[str, Any]  # name, and the options of that method
+    noise: NoiseSettings = field(default_factory=NoiseSettings)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+
+    def __post_init__(self) -> None:
+        for table in ("model", "method"):
+            if not isinstance(getattr(self, table).get("name"), str):
+                raise SettingsError(f"the table [{table}] needs a name, such as name = \"dual\"")
+
+
+def recipe_files() -> dict[str, Path]:
+    """Every shipped recipe by its name."""
+    return {file.stem: file for file in sorted(_folder().glob("*.toml"))}
+
+
+def recipe_headlines() -> dict[str, str]:
+    """Name and first comment line of every shipped recipe."""
+    return {name: headline(file) for name, file in recipe_files().items()}
+
+
+def headline(file: Path) -> str:
+    first = file.read_text(encoding="utf-8").split("\n", 1)[0]
+    return first.removeprefix("#").strip()
+
+
+def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Load a recipe by its name or from a TOML file, with `key=value` overrides on top."""
+    path = Path(name_or_path)
+    if path.suffix != ".toml":
+        shipped = recipe_files()
+        if str(name_or_path) not in shipped:
+            raise UnknownNameError(
+                f"there is no recipe called '{name_or_path}'; {suggestion(str(name_or_path), shipped)}. "
+                "A file of your own ends in .toml"
+            )
+        path = shipped[str(name_or_path)]
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as cause:
+        raise UserError(f"{path} does not exist; `srem list recipes` names those that come along") from cause
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as cause:
+        raise UserError(f"{path} is not valid TOML: {cause}") from cause
+    return recipe_from_table({"name": path.stem, **table}, overrides)
+
+
+def recipe_from_table(table: dict[str, Any], overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe from nested tables, with `key=value` overrides on top."""
+    table = copy.deepcopy(table)
+    for override in overrides:
+        assign(table, *parse_assignment(override))
+    return from_table(Recipe, table, where="")
+
+
+def recipe_to_toml(recipe: Recipe) -> str:
+    """The resolved recipe as TOML, every default written out."""
+    lines = [f"name = {json.dumps(recipe.name)}"]
+    for table in ("data", "noise", "model", "method", "training"):
+        value = getattr(recipe, table)
+        entries = value if isinstance(value, dict) else {f.name: getattr(value, f.name) for f in fields(value)}
+        lines += ["", f"[{table}]"]
+        lines += [f"{key} = {_toml(entry)}" for key, entry in entries.items() if entry is not None]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(entry)}" for key, entry in value.items()) + " }" if value else "{}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _folder() -> Path:
+    """The recipes inside an installed package, or the project's own folder beside `src`."""
+    installed = Path(str(resources.files("sremkit"))) / "configs"
+    return installed if installed.is_dir() else Path(__file__).parents[2] / "configs"

@@ -1,0 +1,128 @@
+"""One batch over several processes: every process sees the logits of the joined batch.
+
+Each process encodes its own share of the pairs. Texts are gathered with gradient, each process compares
+its images with all texts, and the rows are gathered to the full matrix, on which every process computes
+the same loss. Summing the parameters' gradients over processes then gives exactly the gradient that one
+process would have had on the joined batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from sremkit.data.batch import Batch
+from sremkit.models.matcher import Encoded, Matcher
+
+
+class JoinedMatcher(nn.Module):
+    """A matcher whose logits cover the pairs of all processes, in the order of their ranks."""
+
+    def __init__(self, matcher: Matcher) -> None:
+        super().__init__()
+        self.matcher = matcher
+        self.extra: dict[str, Tensor] = {}
+
+    def forward(self, batch: Batch) -> Tensor:
+        images, texts = self.matcher.encode_images(batch), self.matcher.encode_texts(batch)
+        # A mean over the own pairs, weighted by their share, so that the sum over processes is the joint mean.
+        share = len(images) / len(batch)
+        self.extra = {
+            name: share * loss for name, loss in self.matcher.extra_losses(batch, images, texts).items()
+        }
+        own_rows = self.matcher.compare(images, gather_encoded(texts))  # (b of this process, b of all)
+        return gather_replicated(own_rows)
+
+
+def join_ids(batch: Batch) -> Batch:
+    """The batch with the pair and image numbers of all processes; features stay this process's own."""
+    sizes = _sizes(len(batch), batch.pair_id.device)
+    return replace(
+        batch,
+        pair_id=_all_gather(batch.pair_id, sizes),
+        image_id=_all_gather(batch.image_id, sizes),
+    )
+
+
+def gather_encoded(encoded: Encoded) -> Encoded:
+    """Encodings of all processes; gradients flow back to the process that computed them."""
+    longest = None
+    if encoded.local is not None:
+        length = torch.tensor(encoded.local.shape[1], device=encoded.local.device)
+        dist.all_reduce(length, dist.ReduceOp.MAX)
+        longest = int(length)
+
+    def gathered(t: Tensor | None, *, local: bool) -> Tensor | None:
+        if t is None:
+            return None
+        if local and longest is not None and t.shape[1] < longest:
+            padding = t.new_zeros((t.shape[0], longest - t.shape[1], *t.shape[2:]))
+            t = torch.cat([t, padding], dim=1)
+        return _GatherAndReduce.apply(t) if t.is_floating_point() else _all_gather(t, _sizes(len(t), t.device))
+
+    return Encoded(
+        local=gathered(encoded.local, local=True),
+        mask=gathered(encoded.mask, local=True),
+        pooled=gathered(encoded.pooled, local=False),
+    )
+
+
+def gather_replicated(rows: Tensor) -> Tensor:
+    """Rows of all processes, for a loss that every process computes alike."""
+    return _GatherReplicated.apply(rows)
+
+
+def sum_gradients(parameters: list[nn.Parameter]) -> None:
+    """Add up the gradients of all processes; a parameter unused here still takes part."""
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        dist.all_reduce(parameter.grad)
+
+
+class _GatherAndReduce(torch.autograd.Function):
+    """All processes' tensors. Backward: each process's gradients are summed and sent back to the owner."""
+
+    @staticmethod
+    def forward(ctx, own: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.sizes = _sizes(len(own), own.device)
+        return _all_gather(own, ctx.sizes)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient)
+        return gradient.split(ctx.sizes)[dist.get_rank()]
+
+
+class _GatherReplicated(torch.autograd.Function):
+    """All processes' rows. Backward: the own slice, since every process has the same gradient already."""
+
+    @staticmethod
+    def forward(ctx, own: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.sizes = _sizes(len(own), own.device)
+        return _all_gather(own, ctx.sizes)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient.split(ctx.sizes)[dist.get_rank()].contiguous()
+
+
+def _sizes(own: int, device: torch.device) -> list[int]:
+    sizes = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
+    sizes[dist.get_rank()] = own
+    dist.all_reduce(sizes)
+    return sizes.tolist()
+
+
+def _all_gather(own: Tensor, sizes: list[int]) -> Tensor:
+    """Concatenate tensors whose first axis may differ in length; shorter ones travel padded."""
+    as_bytes = own.to(torch.uint8) if own.dtype == torch.bool else own
+    padded = as_bytes.new_zeros((max(sizes), *own.shape[1:]))
+    padded[: len(own)] = as_bytes
+    received = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(received, padded)
+    return torch.cat([part[:size] for part, size in zip(received, sizes, strict=True)]).to(own.dtype)

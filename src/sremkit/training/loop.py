@@ -1,0 +1,380 @@
+"""The training loop: warm up, train, validate, keep the best, decay, stop. Runs a method, never names one.
+
+A run can end at any moment and go on as if nothing had happened: everything that decides the next update
+(weights, optimiser, generators, place in the data order, the method's and the epoch's sums) is in the
+checkpoint, and the data order is a function of seed and epoch.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from sremkit.data.batch import Batch
+from sremkit.data.batches import Batches
+from sremkit.errors import UserError
+from sremkit.methods import Method
+from sremkit.models.matcher import Matcher
+from sremkit.objectives import Loss, Terms
+from sremkit.recipes import TrainingSettings
+from sremkit.training.checkpoint import load_optimizer_tensors, optimizer_tensors, prefixed, without_prefix
+from sremkit.training.distributed import JoinedMatcher, join_ids, sum_gradients
+from sremkit.training.pieces import PiecewiseMatcher
+from sremkit.training.run_folder import RunFolder
+from sremkit.training.signals import StopRequest
+from sremkit.training.statistics import PairStatistics
+
+EXPLODED = 1e8  # a loss beyond this has left every useful range
+
+
+class StoppedError(UserError):
+    """The run was asked to stop and has saved itself."""
+
+
+class DivergedError(UserError):
+    """The loss is NaN, infinite or absurdly large."""
+
+
+class Observer(Protocol):
+    """Watches batches from outside, such as evaluation that knows which pairs are wrong."""
+
+    def step(self, pair_id: Tensor, terms: Loss) -> None: ...
+
+    def finish_epoch(self) -> dict[str, float]: ...
+
+    def state(self) -> dict[str, float]: ...
+
+    def load_state(self, state: dict[str, float]) -> None: ...
+
+
+class Reporter(Protocol):
+    """Shows progress."""
+
+    def step(self, epoch: int, step: int, steps: int, means: dict[str, float]) -> None: ...
+
+    def epoch(self, row: dict[str, Any]) -> None: ...
+
+    def warn(self, sentence: str) -> None: ...
+
+
+class Scorer(Protocol):
+    """The matcher as a method calls it, with the backbone's own losses of the last call beside."""
+
+    extra: dict[str, Tensor]
+
+    def __call__(self, batch: Batch) -> Tensor: ...
+
+
+class WholeMatcher(torch.nn.Module):
+    """A matcher in one process, all at once."""
+
+    def __init__(self, matcher: Matcher, *, compiled: bool) -> None:
+        super().__init__()
+        self.extra: dict[str, Tensor] = {}
+        self._score = torch.compile(matcher.logits_and_losses) if compiled else matcher.logits_and_losses
+
+    def forward(self, batch: Batch) -> Tensor:
+        logits, self.extra = self._score(batch)
+        return logits
+
+
+@dataclass
+class Position:
+    """Where a run is, and what it has seen so far in this epoch."""
+
+    epoch: int = 0
+    step_in_epoch: int = 0
+    step: int = 0  # updates made in all
+    best_score: float = -math.inf
+    epochs_without_gain: int = 0
+    sums: dict[str, float] = field(default_factory=dict)  # of this epoch's batches
+    train_seconds: float = 0.0
+
+
+class Trainer:
+    """Trains one matcher with one method.
+
+    Args:
+        validate: gives the metrics of the current model; "rsum" decides which model is kept.
+        model_facts: what it takes to build the matcher again; stored beside its weights.
+        pair_ids: the user's own ids, for the per-pair statistics.
+        process: rank and number of processes that share every batch.
+    """
+
+    def __init__(
+        self,
+        matcher: Matcher,
+        method: Method,
+        batches: Batches,
+        settings: TrainingSettings,
+        *,
+        device: torch.device,
+        folder: RunFolder | None = None,
+        validate: Callable[[], dict[str, float]] | None = None,
+        observer: Observer | None = None,
+        reporter: Reporter | None = None,
+        model_facts: dict[str, Any] | None = None,
+        process: tuple[int, int] = (0, 1),
+    ) -> None:
+        self.matcher = matcher.to(device)
+        self.method = method
+        self.batches = batches
+        self.settings = settings
+        self.device = device
+        self.rank, self.world = process
+        self.folder = folder
+        self.validate = validate
+        self.observer = observer
+        self.reporter = reporter
+        self.model_facts = model_facts or {}
+        self.statistics = PairStatistics(len(batches.pairs), device)
+        self.position = Position()
+        self.optimizer = torch.optim.Adam(
+            matcher.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
+        )
+        self.scorer = self._scorer()
+        self._pending: tuple[int, Tensor, list[str], Tensor] | None = None
+
+    def run(self) -> Position:
+        """Train to the end, from wherever the run folder stands."""
+        self._start_or_restore()
+        total = self.settings.warmup_epochs + self.settings.epochs
+        with StopRequest() as stop:
+            last_save = time.monotonic()
+            while self.position.epoch < total and not self._out_of_patience():
+                epoch, warmup = self.position.epoch, self.position.epoch < self.settings.warmup_epochs
+                self._set_learning_rate(epoch)
+                steps = len(self.batches.order(epoch))
+                for batch in self.batches.epoch(epoch, start=self.position.step_in_epoch):
+                    started = time.perf_counter()
+                    self._update(batch, warmup=warmup)
+                    self.position.train_seconds += time.perf_counter() - started
+                    self._report_step(epoch, steps)
+                    if stop.requested or time.monotonic() - last_save > 60 * self.settings.checkpoint_minutes:
+                        self._save()
+                        last_save = time.monotonic()
+                    if stop.requested:
+                        raise StoppedError(self._how_to_go_on())
+                self._finish_epoch(epoch, warmup=warmup)
+                self._save()
+                last_save = time.monotonic()
+        return self.position
+
+    def _update(self, batch: Batch, *, warmup: bool) -> None:
+        """One step of the optimiser."""
+        batch = batch.to(self.device, non_blocking=True)
+        if self.world > 1:
+            batch = join_ids(batch)
+        self.matcher.train()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16"):
+            terms = self.method.loss(self.scorer, batch, warmup=warmup)
+        extra = self.scorer.extra
+        loss = terms.total + sum(extra.values())
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if self.world > 1:
+            sum_gradients(list(self.matcher.parameters()))
+        torch.nn.utils.clip_grad_norm_(self.matcher.parameters(), self.settings.clip)
+        self._settle()  # the step before: by now its numbers have arrived without waiting for the device
+        self.optimizer.step()
+        self.position.step += 1
+        self.position.step_in_epoch += 1
+        self.statistics.update(batch.pair_id, terms)
+        if self.observer is not None:
+            self.observer.step(batch.pair_id, terms)
+        self._note(batch.pair_id, {"loss": loss.detach(), **terms.parts, **extra, **_selected(terms)})
+
+    def _note(self, pair_id: Tensor, numbers: dict[str, Tensor]) -> None:
+        packed = torch.stack([number.detach().float() for number in numbers.values()])
+        self._pending = (self.position.step, pair_id, list(numbers), packed)
+        if self.device.type == "cpu":
+            self._settle()
+
+    def _settle(self) -> None:
+        """Read the numbers of the last noted step, add them to the epoch's sums, stop if they are absurd."""
+        if self._pending is None:
+            return
+        step, pair_id, names, packed = self._pending
+        self._pending = None
+        values = packed.tolist()
+        if not math.isfinite(values[0]) or abs(values[0]) > EXPLODED:
+            raise DivergedError(self._what_diverged(step, values[0], pair_id.tolist()))
+        sums = self.position.sums
+        for name, value in zip(names, values, strict=True):
+            sums[name] = sums.get(name, 0.0) + value
+
+    def _finish_epoch(self, epoch: int, *, warmup: bool) -> None:
+        """Validate, keep the best model, write the epoch's row."""
+        self._settle()
+        position = self.position
+        row: dict[str, Any] = {"step": position.step, "epoch": epoch, "warmup": warmup}
+        row["learning_rate"] = self.optimizer.param_groups[0]["lr"]
+        row |= self._means()
+        if self.observer is not None:
+            row |= self.observer.finish_epoch()
+        started = time.perf_counter()
+        metrics = self.validate() if self.validate is not None else {}
+        row |= {f"val/{name}": value for name, value in metrics.items()}
+        row["time/train_seconds"] = position.train_seconds
+        row["time/validate_seconds"] = time.perf_counter() - started
+        row["time/pairs_per_second"] = len(self.batches.pairs) / max(position.train_seconds, 1e-9)
+        self._keep_if_best(metrics.get("rsum", float(position.step)), row)
+        self._warn_of_collapse(metrics, warmup=warmup)
+        if self.rank == 0 and self.folder is not None:
+            self.folder.append_metrics(row)
+            self._write_statistics(epoch)
+        if self.rank == 0 and self.reporter is not None:
+            self.reporter.epoch(row)
+        self.statistics.clear()
+        position.epoch += 1
+        position.step_in_epoch = 0
+        position.sums = {}
+        position.train_seconds = 0.0
+
+    def _keep_if_best(self, score: float, row: dict[str, Any]) -> None:
+        position = self.position
+        if score <= position.best_score:
+            position.epochs_without_gain += 1
+            return
+        position.best_score, position.epochs_without_gain = score, 0
+        if self.rank == 0 and self.folder is not None:
+            facts = {**self.model_facts, "metrics": row}
+            self._guarded(
+                lambda folder: folder.save_best(position.step, prefixed("model", self.matcher.state_dict()), facts)
+            )
+
+    def _save(self) -> None:
+        """Write everything that decides how the run goes on."""
+        self._settle()
+        if self.rank != 0 or self.folder is None:
+            return
+        tensors = {
+            **prefixed("model", self.matcher.state_dict()),
+            **prefixed("optimizer", optimizer_tensors(self.optimizer)),
+            **prefixed("method", self.method.state_dict()),
+            **prefixed("statistics", self.statistics.state_dict()),
+            "generator/cpu": torch.get_rng_state(),
+        }
+        if self.device.type == "cuda":
+            tensors["generator/cuda"] = torch.cuda.get_rng_state(self.device)
+        facts = {
+            **self.model_facts,
+            "position": vars(self.position),
+            "observer": {} if self.observer is None else self.observer.state(),
+        }
+        self._guarded(lambda folder: folder.save_step(self.position.step, tensors, facts))
+
+    def _start_or_restore(self) -> None:
+        torch.manual_seed(self.settings.seed)
+        saved = None if self.folder is None else self.folder.latest_step()
+        if saved is None:
+            if self.folder is not None and self.rank == 0:
+                self.folder.forget_metrics_after(-1)
+            return
+        tensors, facts = saved
+        self.position = Position(**facts["position"])
+        self.matcher.load_state_dict(without_prefix("model", tensors))
+        load_optimizer_tensors(self.optimizer, without_prefix("optimizer", tensors))
+        self.method.load_state_dict(without_prefix("method", tensors))
+        self.statistics.load_state_dict(without_prefix("statistics", tensors))
+        if self.observer is not None:
+            self.observer.load_state(facts["observer"])
+        torch.set_rng_state(tensors["generator/cpu"])
+        if self.device.type == "cuda" and "generator/cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["generator/cuda"], self.device)
+        assert self.folder is not None
+        if self.rank == 0:
+            self.folder.forget_metrics_after(self.position.step)
+
+    def _scorer(self) -> Scorer:
+        """The matcher as a method calls it: joined over processes, in pieces, compiled, or as it is."""
+        if self.settings.micro_batch is not None:
+            if self.world > 1:
+                raise UserError("training.micro_batch works in one process; use smaller batches instead")
+            return PiecewiseMatcher(self.matcher, self.settings.micro_batch)
+        if self.world > 1:
+            return JoinedMatcher(self.matcher)
+        return WholeMatcher(self.matcher, compiled=self.settings.compile)
+
+    def _set_learning_rate(self, epoch: int) -> None:
+        decayed = epoch - self.settings.warmup_epochs >= self.settings.decay_after
+        rate = self.settings.learning_rate * (self.settings.decay_factor if decayed else 1.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def _out_of_patience(self) -> bool:
+        return self.settings.patience is not None and self.position.epochs_without_gain > self.settings.patience
+
+    def _means(self) -> dict[str, float]:
+        steps = max(self.position.step_in_epoch, 1)
+        return {name: value / steps for name, value in self.position.sums.items()}
+
+    def _report_step(self, epoch: int, steps: int) -> None:
+        if self.rank == 0 and self.reporter is not None:
+            self.reporter.step(epoch, self.position.step_in_epoch, steps, self._means())
+
+    def _write_statistics(self, epoch: int) -> None:
+        assert self.folder is not None
+        folder, pair_ids = self.folder.statistics, self.batches.pairs.pair_ids
+        self._guarded(lambda _: self.statistics.write(folder / f"epoch-{epoch:03d}.parquet", pair_ids))
+        for old in sorted(folder.glob("epoch-*.parquet"))[: -self.settings.keep_statistics]:
+            old.unlink()
+
+    def _guarded(self, write: Callable[[RunFolder], None]) -> None:
+        """Write into the run folder; a full disk is told in words and costs nothing saved before."""
+        assert self.folder is not None
+        try:
+            write(self.folder)
+        except OSError as cause:
+            raise UserError(
+                f"could not write to {self.folder.path} ({cause.strerror}); what was saved before is intact: "
+                f"make room, then go on with `srem train --resume {self.folder.path}`"
+            ) from cause
+
+    def _warn_of_collapse(self, metrics: dict[str, float], *, warmup: bool) -> None:
+        if self.reporter is None or self.rank != 0 or warmup:
+            return
+        if metrics.get("score_spread", 1.0) < 1e-4:
+            self.reporter.warn(
+                "the model has collapsed: all images score alike with all texts. A lower learning rate, a "
+                "longer warm-up or another method may help; going on will not"
+            )
+        elif metrics.get("rsum", math.inf) < 2 * metrics.get("chance_rsum", 0.0):
+            self.reporter.warn(
+                f"validation recall is at chance ({metrics['rsum']:.1f}, guessing gives "
+                f"{metrics['chance_rsum']:.1f}): nothing has been learnt so far"
+            )
+
+    def _how_to_go_on(self) -> str:
+        if self.folder is None:
+            return f"stopped after {self.position.step} steps"
+        return (
+            f"stopped after {self.position.step} steps and saved; "
+            f"go on with `srem train --resume {self.folder.path}`"
+        )
+
+    def _what_diverged(self, step: int, loss: float, rows: Sequence[int]) -> str:
+        ids = self.batches.pairs.pair_ids
+        named = ", ".join(str(ids[row]) for row in rows[:8]) + (", ..." if len(rows) > 8 else "")
+        saved = ""
+        if self.folder is not None:
+            saved = f" The last good state is the newest checkpoint in {self.folder.checkpoints}."
+        return (
+            f"the loss is {loss} at step {step} (pairs {named}). Lower training.learning_rate or "
+            f"training.clip, or look at these pairs.{saved}"
+        )
+
+
+def _selected(terms: Loss) -> dict[str, Tensor]:
+    if not isinstance(terms, Terms):
+        return {}
+    return {
+        "selected_i2t": terms.clean_i2t.float().mean(),
+        "selected_t2i": terms.clean_t2i.float().mean(),
+    }

@@ -1,0 +1,23 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("steady", deadline=None, derandomize=True)
+settings.load_profile("steady")
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """The folder of real data, or a skip with the reason."""
+    root = Path(os.environ.get("SREMKIT_DATA", REPOSITORY / ".." / "shared" / "data"))
+    if not root.is_dir():
+        pytest.skip(f"no real data: SREMKIT_DATA is not set and {root} does not exist")
+    return root

@@ -1,0 +1,137 @@
+"""Every layout is recognised by its own format and by no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from layouts import (
+    coco_content,
+    image_rows,
+    karpathy_content,
+    write_flickr8k,
+    write_json,
+    write_picture,
+    write_precomp,
+    write_shard,
+)
+from sremkit.data import FORMATS, read_pairs
+from sremkit.errors import DataError
+
+CAPTIONS = {"a.png": ["a dog"], "b.png": ["a cat"]}
+
+
+def folder_of_pictures(folder: Path) -> Path:
+    for name, (text,) in CAPTIONS.items():
+        write_picture(folder / "deep" / name).with_suffix(".txt").write_text(text)
+    return folder
+
+
+def table(path: Path, separator: str) -> Path:
+    for name in CAPTIONS:
+        write_picture(path.parent / name)
+    rows = [("image", "text"), *((name, text) for name, (text,) in CAPTIONS.items())]
+    path.write_text("".join(f"{separator.join(row)}\n" for row in rows))
+    return path
+
+
+def parquet(path: Path) -> Path:
+    table(path.with_suffix(".csv"), ",")
+    columns = {"image": list(CAPTIONS), "text": [text for (text,) in CAPTIONS.values()]}
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def backwards(content: dict) -> dict:
+    return dict(reversed(list(content.items())))
+
+
+def beside_other_files(folder: Path) -> Path:
+    """What img2dataset leaves: statistics and a table beside each shard."""
+    write_shard(folder / "00000.tar", {"0": "a dog", "1": "a cat"})
+    write_json(folder / "00000_stats.json", {"count": 2})
+    pq.write_table(pa.table({"url": ["https://x.org"]}), folder / "00000.parquet")
+    return folder
+
+
+def beside_an_unpacked_sample(folder: Path) -> Path:
+    write_picture(folder / "0.png").with_suffix(".txt").write_text("a dog")
+    return write_shard(folder / "x.tar", SAMPLES).parent
+
+
+SAMPLES = {"0": "a dog", "1": "a cat"}
+LAYOUTS = {
+    "precomp": ("precomp", lambda p: write_precomp(p, "train", image_rows(2), ["a dog", "a cat"])),
+    "karpathy": ("karpathy", lambda p: write_json(p / "dataset_x.json", karpathy_content(CAPTIONS))),
+    "karpathy backwards": (
+        "karpathy",
+        lambda p: write_json(p / "x.json", backwards(karpathy_content(CAPTIONS))),
+    ),
+    "coco": ("coco", lambda p: write_json(p / "captions_train2017.json", coco_content(CAPTIONS))),
+    "coco backwards": ("coco", lambda p: write_json(p / "captions.json", backwards(coco_content(CAPTIONS)))),
+    "coco folder": (
+        "coco",
+        lambda p: write_json(p / "captions_train2017.json", coco_content(CAPTIONS)).parent,
+    ),
+    "csv": ("table", lambda p: table(p / "pairs.csv", ",")),
+    "tsv": ("table", lambda p: table(p / "pairs.tsv", "\t")),
+    "capitals": ("table", lambda p: table(p / "PAIRS.CSV", ",")),
+    "parquet": ("table", lambda p: parquet(p / "pairs.parquet")),
+    "tar": ("webdataset", lambda p: write_shard(p / "x.tar", SAMPLES)),
+    "folder of tars": ("webdataset", lambda p: write_shard(p / "x.tar", SAMPLES).parent),
+    "split folders of tars": ("webdataset", lambda p: write_shard(p / "train" / "x.tar", SAMPLES).parents[1]),
+    "img2dataset": ("webdataset", beside_other_files),
+    "tars beside pictures": ("webdataset", beside_an_unpacked_sample),
+    "brace pattern": ("webdataset", lambda p: write_shard(p / "x-1.tar", SAMPLES).with_name("x-{1..1}.tar")),
+    "folder of pictures": ("folder", folder_of_pictures),
+    "flickr8k": ("flickr8k", lambda p: write_flickr8k(p, {"train": 1})),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_layout_is_recognised_by_its_format_alone_and_read(tmp_path, layout):
+    format, write = LAYOUTS[layout]
+    path = write(tmp_path)
+    assert [name for name in FORMATS if FORMATS[name].recognizes(path)] == [format]
+    pairs = read_pairs(path)
+    assert len(pairs) == 2
+    assert pairs.image_of_text.dtype == np.int64
+    assert pairs.skipped.count == 0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_reader_takes_pathname_strings_and_skips_when_told(tmp_path, layout):
+    _, write = LAYOUTS[layout]
+    assert len(read_pairs(str(write(tmp_path)), on_error="skip")) == 2
+
+
+def test_nothing_is_recognised_in_an_empty_folder_or_a_foreign_file(tmp_path):
+    (tmp_path / "notes.json").write_text('{"a": 1}')
+    (tmp_path / "empty").mkdir()
+    for path in (tmp_path / "empty", tmp_path / "notes.json", tmp_path / "none" / "pairs.json"):
+        assert [name for name in FORMATS if FORMATS[name].recognizes(path)] == []
+    with pytest.raises(DataError, match=r"none of the known formats .*coco.*webdataset"):
+        read_pairs(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("name", ["none.json", "none/none.csv", "none"])
+def test_a_path_that_does_not_exist_is_said_to_be_missing(tmp_path, name):
+    with pytest.raises(DataError, match="does not exist"):
+        read_pairs(tmp_path / name)
+
+
+def test_an_unknown_option_is_answered_with_the_known_ones(tmp_path):
+    with pytest.raises(
+        DataError, match="format 'folder' has no option 'image_root'; its options are: on_error"
+    ):
+        read_pairs(folder_of_pictures(tmp_path), image_root="x")
+
+
+@pytest.mark.parametrize("on_error", ["ignore", ""])
+def test_on_error_takes_two_words_only(tmp_path, on_error):
+    with pytest.raises(ValueError, match="on_error must be 'raise' or 'skip'"):
+        read_pairs(folder_of_pictures(tmp_path), on_error=on_error)

@@ -1,0 +1,58 @@
+"""Recipes: every shipped one is complete, explains itself, and can be changed from outside."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from sremkit.errors import UnknownNameError, UserError
+from sremkit.methods import METHODS
+from sremkit.models import BACKBONES
+from sremkit.recipes import load_recipe, recipe_files, recipe_from_table, recipe_headlines, recipe_to_toml
+from sremkit.settings import SettingsError
+
+
+@pytest.mark.parametrize("name", recipe_files())
+def test_a_shipped_recipe_loads_and_its_head_tells_command_cost_and_expectation(name: str) -> None:
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    assert recipe.model["name"] in BACKBONES
+    assert recipe.method["name"] in METHODS
+    head = recipe_files()[name].read_text().split("\n\n")[0]
+    assert f"srem train {name}" in head
+    assert "cost:" in head
+    assert "expected:" in head
+    assert len(recipe_headlines()[name]) > 10
+
+
+@pytest.mark.parametrize("name", recipe_files())
+def test_a_resolved_recipe_written_and_read_again_is_the_same(name: str) -> None:
+    recipe = load_recipe(name)
+    assert recipe_from_table(tomllib.loads(recipe_to_toml(recipe))) == recipe
+
+
+def test_overrides_come_last_and_are_checked() -> None:
+    recipe = load_recipe("scenes-srem", ["training.epochs=2", "method.margin=0.3", "noise.rate=0"])
+    assert recipe.training.epochs == 2
+    assert recipe.method["margin"] == 0.3
+    assert recipe.noise.rate == 0.0
+    with pytest.raises(SettingsError, match="did you mean 'epochs'"):
+        load_recipe("scenes-srem", ["training.epoch=2"])
+
+
+def test_a_misspelt_recipe_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'scenes-srem'"):
+        load_recipe("scene-srem")
+
+
+def test_own_files_are_read_and_their_faults_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="does not exist"):
+        load_recipe(tmp_path / "mine.toml")
+    (tmp_path / "mine.toml").write_text("[data\n")
+    with pytest.raises(UserError, match=r"mine\.toml is not valid TOML"):
+        load_recipe(tmp_path / "mine.toml")
+    (tmp_path / "mine.toml").write_text("[data]\nsource = 'scenes'\n[model]\n[method]\nname='srem'\n")
+    with pytest.raises(SettingsError, match=r"\[model\] needs a name"):
+        load_recipe(tmp_path / "mine.toml")
