@@ -18,12 +18,26 @@ SOURCE = Path(sremkit.__file__).parent
 REPOSITORY = SOURCE.parents[1]
 # Each may import from itself and from what stands before it. Files at the top of the package that everybody
 # may use are not layers.
-LAYERS = ["data", "models", "objectives", "methods", "training", "evaluation", "reports", "experiment", "bench", "cli"]
+LAYERS = [
+    "data",
+    "models",
+    "objectives",
+    "methods",
+    "training",
+    "evaluation",
+    "reports",
+    "experiment",
+    "demo",
+    "bench",
+    "cli",
+]
 EVERYBODYS = {"errors", "extras", "registry", "settings", "version", "recipes"}
 OPTIONAL = ["PIL", "pyarrow", "webdataset", "matplotlib", "jinja2", "sklearn", "accelerate", "tensorboard",
             "transformers", "tokenizers", "onnxruntime", "ray", "faiss", "fastapi", "uvicorn", "pandas"]  # fmt: skip
 
-MODULES = sorted(m.name for m in pkgutil.walk_packages(sremkit.__path__, "sremkit.") if "__main__" not in m.name)
+MODULES = sorted(
+    m.name for m in pkgutil.walk_packages(sremkit.__path__, "sremkit.") if "__main__" not in m.name
+)
 
 
 def imported_layers(file: Path) -> set[str]:
@@ -42,7 +56,11 @@ def imported_layers(file: Path) -> set[str]:
 @pytest.mark.parametrize("layer", LAYERS)
 def test_imports_point_one_way(layer: str) -> None:
     allowed = EVERYBODYS | set(LAYERS[: LAYERS.index(layer) + 1])
-    files = [SOURCE / f"{layer}.py"] if (SOURCE / f"{layer}.py").exists() else list((SOURCE / layer).rglob("*.py"))
+    files = (
+        [SOURCE / f"{layer}.py"]
+        if (SOURCE / f"{layer}.py").exists()
+        else list((SOURCE / layer).rglob("*.py"))
+    )
     assert files
     strays = {str(f.relative_to(SOURCE)): imported_layers(f) - allowed for f in files}
     assert {file: stray for file, stray in strays.items() if stray} == {}
@@ -86,7 +104,9 @@ def test_a_missing_optional_package_names_its_extra(monkeypatch) -> None:
     from sremkit.errors import MissingExtraError
     from sremkit.extras import require
 
-    with pytest.raises(MissingExtraError, match=r"'nowhere' is needed to fly; install it with: pip install 'sremkit\[x\]'"):
+    with pytest.raises(
+        MissingExtraError, match=r"'nowhere' is needed to fly; install it with: pip install 'sremkit\[x\]'"
+    ):
         require("nowhere.at_all", extra="x", purpose="fly")
 
 
@@ -101,7 +121,9 @@ def test_every_equation_key_in_code_has_a_row_and_every_row_is_in_code() -> None
     in_code = set()
     for file in (SOURCE / "objectives").rglob("*.py"):
         in_code |= set(re.findall(r"\[(eq:[a-z-]+)\]", file.read_text()))
-    rows = set(re.findall(r"^\| `?(eq:[a-z-]+)`? \|", (REPOSITORY / "docs" / "equations.md").read_text(), re.M))
+    rows = set(
+        re.findall(r"^\| `?(eq:[a-z-]+)`? \|", (REPOSITORY / "docs" / "equations.md").read_text(), re.M)
+    )
     assert in_code == rows
     assert len(rows) >= 8
 

@@ -114,7 +114,9 @@ def _figures(results: Sequence[MethodResult]) -> list[str]:
     }
     after_warmup = [row for row in srem.history if "noisy_gradient_ratio" in row and not row["warmup"]]
     shares = {
-        "selected pairs": [(row["epoch"] + 1, 50 * (row["selected_i2t"] + row["selected_t2i"])) for row in after_warmup],
+        "selected pairs": [
+            (row["epoch"] + 1, 50 * (row["selected_i2t"] + row["selected_t2i"])) for row in after_warmup
+        ],
         "wrong among the selected": [(row["epoch"] + 1, 100 * row["selected_wrong"]) for row in after_warmup],
         "noisy gradients": [(row["epoch"] + 1, 100 * row["noisy_gradient_ratio"]) for row in after_warmup],
     }
@@ -132,7 +134,9 @@ def _figures(results: Sequence[MethodResult]) -> list[str]:
         ),
     ]
     if after_warmup:
-        drawn.append(figures.curves(shares, xlabel="epoch", ylabel="per cent", title="SREM: what it learns from"))
+        drawn.append(
+            figures.curves(shares, xlabel="epoch", ylabel="per cent", title="SREM: what it learns from")
+        )
     return drawn
 
 

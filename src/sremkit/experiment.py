@@ -17,14 +17,14 @@ import torch
 from sremkit.data import Batches, Noise, Pairs, Vocabulary, load_noise, make_noise, read_pairs
 from sremkit.data.paths import resolve_source
 from sremkit.errors import DataError
-from sremkit.evaluation.noise_watch import NoiseWatch
 from sremkit.evaluation import retrieval_recall_folds
+from sremkit.evaluation.noise_watch import NoiseWatch
 from sremkit.evaluation.scoring import score_pairs, validation_metrics
 from sremkit.methods import METHODS, Method, build_method
 from sremkit.models import BACKBONES, Matcher, build_matcher
 from sremkit.recipes import DataSettings, NoiseSettings, Recipe, load_recipe, recipe_to_toml
-from sremkit.settings import check_options
 from sremkit.reports.run import write_run_report
+from sremkit.settings import check_options
 from sremkit.training.loop import Reporter, Trainer
 from sremkit.training.processes import Process, this_process
 from sremkit.training.progress import Several

@@ -84,7 +84,7 @@ class Recipe:
     def __post_init__(self) -> None:
         for table in ("model", "method"):
             if not isinstance(getattr(self, table).get("name"), str):
-                raise SettingsError(f"the table [{table}] needs a name, such as name = \"dual\"")
+                raise SettingsError(f'the table [{table}] needs a name, such as name = "dual"')
 
 
 def recipe_files() -> dict[str, Path]:
@@ -135,7 +135,9 @@ def recipe_to_toml(recipe: Recipe) -> str:
     lines = [f"name = {json.dumps(recipe.name)}"]
     for table in ("data", "noise", "model", "method", "training"):
         value = getattr(recipe, table)
-        entries = value if isinstance(value, dict) else {f.name: getattr(value, f.name) for f in fields(value)}
+        entries = (
+            value if isinstance(value, dict) else {f.name: getattr(value, f.name) for f in fields(value)}
+        )
         lines += ["", f"[{table}]"]
         lines += [f"{key} = {_toml(entry)}" for key, entry in entries.items() if entry is not None]
     return "\n".join(lines) + "\n"
@@ -143,7 +145,11 @@ def recipe_to_toml(recipe: Recipe) -> str:
 
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_toml(entry)}" for key, entry in value.items()) + " }" if value else "{}"
+        return (
+            "{ " + ", ".join(f"{key} = {_toml(entry)}" for key, entry in value.items()) + " }"
+            if value
+            else "{}"
+        )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
     return json.dumps(value, ensure_ascii=False)

@@ -28,7 +28,7 @@ def from_table(settings: type[T], table: dict[str, Any], *, where: str) -> T:
     """
     hints = typing.get_type_hints(settings)
     known = {f.name for f in dataclasses.fields(settings)}  # type: ignore[arg-type]
-    values = {}
+    values: dict[str, Any] = {}
     for key, value in table.items():
         path = f"{where}.{key}" if where else key
         if key not in known:
@@ -64,7 +64,9 @@ def parse_assignment(assignment: str) -> tuple[list[str], Any]:
     """Read `training.epochs=2`: the key's parts and the value, which is TOML or else a plain string."""
     key, equals, text = assignment.partition("=")
     if not equals or not key.strip():
-        raise SettingsError(f"'{assignment}' is not an assignment; write --set key=value, such as training.epochs=2")
+        raise SettingsError(
+            f"'{assignment}' is not an assignment; write --set key=value, such as training.epochs=2"
+        )
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -98,7 +100,13 @@ def _checked(value: Any, hint: Any, path: str) -> Any:
 
 
 def _in_words(allowed: tuple[Any, ...]) -> str:
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", dict: "a table"}
+    words = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "a string",
+        dict: "a table",
+    }
     described = []
     for kind in allowed:
         if typing.get_origin(kind) is typing.Literal:

@@ -47,7 +47,9 @@ def test_version(capsys) -> None:
 
 
 def test_python_m_sremkit_is_the_same_command() -> None:
-    run = subprocess.run([sys.executable, "-m", "sremkit", "--version"], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-m", "sremkit", "--version"], capture_output=True, text=True, check=True
+    )
     assert run.stdout == f"sremkit {__version__}\n"
 
 
@@ -81,10 +83,10 @@ def test_a_noise_file_is_made_inspected_and_not_overwritten(tmp_path: Path, caps
 
 
 def test_a_per_image_file_from_the_pairs_themselves(tmp_path: Path, capsys) -> None:
-    table = tmp_path / "pairs.csv"
-    table.write_text("image,caption\n" + "".join(f"{k // 2}.jpg,caption {k}\n" for k in range(40)))
+    np.save(tmp_path / "train_ims.npy", np.zeros((20, 1, 2), dtype=np.float32))
+    (tmp_path / "train_caps.txt").write_text("".join(f"caption {k}\n" for k in range(40)))
     file = tmp_path / "noise.npy"
-    options = ["--data", str(table), "--protocol", "image", "--rate", "0.5", "-o", str(file)]
+    options = ["--data", str(tmp_path), "--protocol", "image", "--rate", "0.5", "-o", str(file)]
     code, out, err = run("noise", "make", *options, capsys=capsys)
     assert code == 0, err
     assert np.load(file).shape == (20,)
@@ -94,7 +96,9 @@ def test_a_per_image_file_from_the_pairs_themselves(tmp_path: Path, capsys) -> N
 @pytest.mark.data
 def test_published_files_are_told_as_they_are(data_root: Path, capsys) -> None:
     for rate, realised in (("0.2", "0.19999"), ("0.4", "0.40000"), ("0.6", "0.59997")):
-        _, out, _ = run("noise", "inspect", str(data_root / f"published/f30k_per_caption_{rate}.npy"), capsys=capsys)
+        _, out, _ = run(
+            "noise", "inspect", str(data_root / f"published/f30k_per_caption_{rate}.npy"), capsys=capsys
+        )
         assert realised in out
     _, out, _ = run("noise", "inspect", str(data_root / "published/f30k_per_image_0.2.npy"), capsys=capsys)
     assert "5,799 of 29,000" in out

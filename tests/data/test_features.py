@@ -17,7 +17,9 @@ from sremkit.errors import DataError
 
 def test_integers_times_scale_are_the_features() -> None:
     # (2, -3) * (0.5, 10) = (1, -30)
-    features = ArrayFeatures(np.array([[9, 9], [2, -3]], dtype=np.int8), scale=np.array([0.5, 10], np.float32))
+    features = ArrayFeatures(
+        np.array([[9, 9], [2, -3]], dtype=np.int8), scale=np.array([0.5, 10], np.float32)
+    )
     values, mask = features.rows(np.array([1]))
     assert values.dtype == np.float32
     assert values.tolist() == [[1.0, -30.0]]
@@ -115,7 +117,9 @@ def test_iterating_five_gigabytes_takes_less_than_one(tmp_path: Path) -> None:
     shape = (18_000, 36, 2048)  # 5.3 GB of zeros that take no room on the disk
     np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape).flush()
     assert path.stat().st_size > 5e9
-    run = subprocess.run([sys.executable, "-c", ITERATE, str(path)], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", ITERATE, str(path)], capture_output=True, text=True, check=True
+    )
     rows, megabytes = run.stdout.split()
     assert int(rows) == shape[0]
     assert float(megabytes) < 1000

@@ -62,7 +62,9 @@ def test_re_pairing_changes_the_images_only() -> None:
 
 
 def test_problems_raise_or_count() -> None:
-    with pytest.raises(DataError, match=r"caps\.txt, line 3: empty caption; write one, or pass on_error='skip'"):
+    with pytest.raises(
+        DataError, match=r"caps\.txt, line 3: empty caption; write one, or pass on_error='skip'"
+    ):
         Problems("raise").found("caps.txt, line 3", "empty caption", "write one")
     problems = Problems("skip")
     for line in range(30):

@@ -1,0 +1,1 @@
+"""Tables, ablations and speed, each a command that anybody can run again."""

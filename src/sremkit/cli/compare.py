@@ -1,6 +1,6 @@
 """Put runs side by side: settings that differ, best validation result, last epoch, time and memory.
 
-  srem compare runs/srem runs/infonce
+srem compare runs/srem runs/infonce
 """
 
 from __future__ import annotations

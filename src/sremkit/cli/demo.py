@@ -12,7 +12,9 @@ HELP = "see the main job run, in about two minutes"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", "--out", type=Path, default=Path("runs/demo"), help="folder for runs and report")
+    parser.add_argument(
+        "-o", "--out", type=Path, default=Path("runs/demo"), help="folder for runs and report"
+    )
     parser.add_argument(
         "--set",
         dest="overrides",
@@ -31,7 +33,9 @@ def run(args: argparse.Namespace) -> None:
     from sremkit.training.progress import TrainingProgress
 
     console = Console(highlight=False)
-    console.print("Training on generated scenes, 40 % of them captioned wrongly: first plainly, then with SREM.\n")
+    console.print(
+        "Training on generated scenes, 40 % of them captioned wrongly: first plainly, then with SREM.\n"
+    )
     results = run_demo(
         args.out,
         lambda title, epochs: TrainingProgress(epochs, title=title, console=console),
@@ -39,7 +43,12 @@ def run(args: argparse.Namespace) -> None:
     )
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     table.add_column("\nmethod")
-    for heading in ("recall on clean\ntest (R_sum)", "wrong pairs\nfound (AUROC)", "noisy\ngradients", "\nseconds"):
+    for heading in (
+        "recall on clean\ntest (R_sum)",
+        "wrong pairs\nfound (AUROC)",
+        "noisy\ngradients",
+        "\nseconds",
+    ):
         table.add_column(heading, justify="right")
     for result in results:
         ratio = result.noisy_gradient_ratio

@@ -1,7 +1,7 @@
 """Evaluate the best model of a run, or several runs as an ensemble (the mean of their scores).
 
-  srem eval runs/mine --split test
-  srem eval runs/sgr runs/saf --split test --folds 5
+srem eval runs/mine --split test
+srem eval runs/sgr runs/saf --split test --folds 5
 """
 
 from __future__ import annotations
@@ -15,12 +15,19 @@ HELP = "recall of a run's best model, or of several runs together"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of finished runs")
-    parser.add_argument("--split", choices=("val", "test"), default="test", help="which split of the run's data")
     parser.add_argument(
-        "--folds", type=int, default=1, help="average over consecutive folds of images (5 for the 1K protocol of MS-COCO)"
+        "--split", choices=("val", "test"), default="test", help="which split of the run's data"
+    )
+    parser.add_argument(
+        "--folds",
+        type=int,
+        default=1,
+        help="average over consecutive folds of images (5 for the 1K protocol of MS-COCO)",
     )
     parser.add_argument("--device", default="auto", help="cpu, cuda, or whichever there is")
-    parser.add_argument("-o", "--out", type=Path, help="JSON file (default: eval-SPLIT.json in the first run)")
+    parser.add_argument(
+        "-o", "--out", type=Path, help="JSON file (default: eval-SPLIT.json in the first run)"
+    )
 
 
 def run(args: argparse.Namespace) -> None:

@@ -1,7 +1,7 @@
 """Make and inspect noise index files, in both published formats.
 
-  srem noise make --images 29000 --rate 0.4 -o f30k_0.4.npy
-  srem noise inspect f30k_0.4.npy
+srem noise make --images 29000 --rate 0.4 -o f30k_0.4.npy
+srem noise inspect f30k_0.4.npy
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _describe(file: Path, summary: NoiseSummary) -> None:
     }
     if summary.num_captions is not None:
         lines["captions moved"] = f"{summary.captions_moved:,} of {summary.num_captions:,}"
-        lines["hash of the pairing"] = summary.hash
+        lines["hash of the pairing"] = str(summary.hash)
     print(file)
     for label, value in lines.items():
         print(f"  {label:<20} {value}")

@@ -1,9 +1,9 @@
 """Train a model from a recipe, or go on with a run that was stopped.
 
-  srem train scenes-srem
-  srem train flickr8k-dual-srem --set noise.rate=0.6 --out runs/mine
-  srem train --resume runs/mine
-  torchrun --nproc_per_node=2 -m sremkit train scenes-srem
+srem train scenes-srem
+srem train flickr8k-dual-srem --set noise.rate=0.6 --out runs/mine
+srem train --resume runs/mine
+torchrun --nproc_per_node=2 -m sremkit train scenes-srem
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def run(args: argparse.Namespace) -> None:
     from sremkit.recipes import load_recipe, recipe_to_toml
 
     if (args.recipe is None) == (args.resume is None):
-        raise UserError("name a recipe to train, or a run to go on with: srem train RECIPE, srem train --resume RUN")
+        raise UserError(
+            "name a recipe to train, or a run to go on with: srem train RECIPE, srem train --resume RUN"
+        )
     if args.resume is not None:
         if args.overrides or args.out:
             raise UserError("a resumed run keeps its settings and its folder; leave --set and --out away")

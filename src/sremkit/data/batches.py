@@ -101,7 +101,6 @@ class Batches:
         """One batch of exactly these pairs."""
         return self._collection[np.asarray(pair_ids, dtype=np.int64)]
 
-
     def take_images(self, image_rows: np.ndarray) -> Batch:
         """These images alone, each once, without texts; their pair numbers are -1."""
         return self._collection.read_images(np.asarray(image_rows, dtype=np.int64))

@@ -54,7 +54,9 @@ def _sorted_within_buckets(visited: np.ndarray, lengths: np.ndarray, bucket: int
     return np.concatenate([piece[np.argsort(lengths[piece], kind="stable")] for piece in pieces])
 
 
-def _without_repeated_images(visited: np.ndarray, image_of_text: np.ndarray, batch_size: int) -> list[np.ndarray]:
+def _without_repeated_images(
+    visited: np.ndarray, image_of_text: np.ndarray, batch_size: int
+) -> list[np.ndarray]:
     """Fill batches in order; a pair whose image is in the batch already waits for the next one."""
     batches: list[list[int]] = []
     waiting: dict[int, deque[int]] = {}  # image -> its pairs that had to wait

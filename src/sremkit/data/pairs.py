@@ -126,7 +126,9 @@ class Pairs:
             )
         if len(set(self.pair_ids)) != num_texts:
             twice = Counter(self.pair_ids).most_common(1)[0][0]
-            raise DataError(f"{self.name} ({self.split}): the pair id '{twice}' appears twice; ids must be unique")
+            raise DataError(
+                f"{self.name} ({self.split}): the pair id '{twice}' appears twice; ids must be unique"
+            )
 
     def __len__(self) -> int:
         return len(self.texts)

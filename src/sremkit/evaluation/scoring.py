@@ -8,12 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from sremkit.data.batches import Batches, TextEncoder
 from sremkit.data.pairs import Pairs
 from sremkit.evaluation.recall import retrieval_recall
 from sremkit.models.matcher import Encoded, Matcher, evaluating
+from sremkit.training.distributed import gather_encoded, gather_replicated
 
 ENCODE_BATCH = 256
 
@@ -26,17 +28,28 @@ class EncodedPairs(NamedTuple):
 
 
 @torch.no_grad()
-def encode_pairs(matcher: Matcher, pairs: Pairs, vocabulary: TextEncoder | None = None) -> EncodedPairs:
-    """Encode each image and each text exactly once."""
+def encode_pairs(
+    matcher: Matcher, pairs: Pairs, vocabulary: TextEncoder | None = None, *, shard: tuple[int, int] = (0, 1)
+) -> EncodedPairs:
+    """Encode each image and each text exactly once.
+
+    Args:
+        shard: rank and number of processes, of which each encodes its consecutive part.
+    """
     device = next(matcher.parameters()).device
     batches = Batches(pairs, batch_size=ENCODE_BATCH, vocabulary=vocabulary, shuffle=False)
-    image_rows = np.array_split(np.arange(pairs.num_images), math.ceil(pairs.num_images / ENCODE_BATCH))
     with evaluating(matcher):
-        image_parts = [matcher.encode_images(batches.take_images(rows).to(device)) for rows in image_rows]
-        text_parts = [matcher.encode_texts(batch.to(device)) for batch in batches.epoch(0)]
+        image_parts = [
+            matcher.encode_images(batches.take_images(rows).to(device))
+            for rows in _pieces(pairs.num_images, shard)
+        ]
+        text_parts = [
+            matcher.encode_texts(batches.take(rows).to(device)) for rows in _pieces(len(pairs), shard)
+        ]
     return EncodedPairs(Encoded.concatenate(image_parts), Encoded.concatenate(text_parts))
 
 
+@torch.no_grad()
 def score_pairs(
     matcher: Matcher,
     pairs: Pairs,
@@ -44,9 +57,17 @@ def score_pairs(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tensor:
-    """Logits of every image with every text of a split: (n, m) on the CPU."""
-    images, texts = encode_pairs(matcher, pairs, vocabulary)
-    return matcher.score_all(images, texts, progress=progress)
+    """Logits of every image with every text of a split: (n, m) on the CPU.
+
+    Where several processes train together, each encodes and scores its part and all get the whole.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return matcher.score_all(*encode_pairs(matcher, pairs, vocabulary), progress=progress)
+    shard = (dist.get_rank(), dist.get_world_size())
+    images, texts = encode_pairs(matcher, pairs, vocabulary, shard=shard)
+    own_rows = matcher.score_all(images, gather_encoded(texts), progress=progress)
+    device = next(matcher.parameters()).device  # the collectives of CUDA processes want CUDA tensors
+    return gather_replicated(own_rows.to(device)).cpu()
 
 
 def validation_metrics(
@@ -71,3 +92,9 @@ def chance_rsum(image_of_text: np.ndarray) -> float:
         total += 100 * float((1 - missed).mean()) + 100 * min(k / num_images, 1.0)
     return total
 
+
+def _pieces(count: int, shard: tuple[int, int]) -> list[np.ndarray]:
+    """The rows of this shard in pieces that fit a batch; at least one piece, even where it is empty."""
+    rank, world = shard
+    own = np.array_split(np.arange(count), world)[rank]
+    return np.array_split(own, max(1, math.ceil(len(own) / ENCODE_BATCH)))

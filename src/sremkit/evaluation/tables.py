@@ -32,7 +32,15 @@ def compare_runs(paths: Sequence[Path]) -> str:
         recall = [row["val/rsum"] for row in history if "val/rsum" in row]
         reached = [f"{max(recall):.1f}", f"{recall[-1]:.1f}"] if recall else ["-", "-"]
         cost = [f"{record[key]:.0f}" if key in record else "-" for key in ("seconds", "peak_memory_mb")]
-        lines.append([str(run.path), *(str(chosen.get(key, "-")) for key in differing), str(len(history)), *reached, *cost])
+        lines.append(
+            [
+                str(run.path),
+                *(str(chosen.get(key, "-")) for key in differing),
+                str(len(history)),
+                *reached,
+                *cost,
+            ]
+        )
     return aligned(lines)
 
 
@@ -40,7 +48,9 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
     """Columns of equal width: the first to the left, the others to the right."""
     widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
     return "\n".join(
-        "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))]).rstrip()
+        "  ".join(
+            [line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))]
+        ).rstrip()
         for line in lines
     )
 

@@ -116,7 +116,9 @@ class IterativeMatching(Matcher):
         return self.words(batch)
 
     def floats_per_pair(self, images: Encoded, texts: Encoded) -> int:
-        return 8 * images.parts()[1].shape[1] * texts.parts()[1].shape[1]
+        (_, r, d), w = images.parts()[0].shape, texts.parts()[1].shape[1]
+        num_queries = {"text": w, "image": r, "full": max(r, w)}[self.direction]
+        return 8 * r * w + 8 * d * num_queries
 
     def compare(self, images: Encoded, texts: Encoded) -> Tensor:
         regions = images.trimmed().parts()

@@ -131,7 +131,7 @@ class Matcher(nn.Module):
         return logits, self.extra_losses(batch, images)
 
     def floats_per_pair(self, images: Encoded, texts: Encoded) -> int:
-        """About how many numbers `compare` holds at once for one image with one text."""
+        """About how many numbers `compare` holds for one image with one text; sets score_all's blocks."""
         return 2
 
     @torch.no_grad()
@@ -157,12 +157,14 @@ class Matcher(nn.Module):
             progress: called after each block with the number of pairs done and in all.
         """
         n, m = len(images), len(texts)
+        if n == 0 or m == 0:
+            raise DataError(f"there is nothing to score: {n} images and {m} texts")
         device = next(self.parameters()).device
         # Texts of like length share a block, so that little is computed on padding.
         order = texts.lengths.argsort(descending=True, stable=True)
         side = _block_side(memory_limit, bytes_per_pair=4 * self.floats_per_pair(images, texts))
-        image_chunk, text_chunk = image_chunk or min(side, n), text_chunk or side
-        scores: Tensor | None = None
+        image_chunk, text_chunk = image_chunk or side, text_chunk or side
+        scores: Tensor | None = None  # made when the first block shows its number format
         with evaluating(self):
             for texts_from in range(0, m, text_chunk):
                 columns = order[texts_from : texts_from + text_chunk]
@@ -175,8 +177,7 @@ class Matcher(nn.Module):
                     scores[rows, columns.cpu()] = block
                     if progress is not None:
                         progress(texts_from * n + min(images_from + image_chunk, n) * len(columns), n * m)
-        if scores is None:
-            raise DataError(f"there is nothing to score: {n} images and {m} texts")
+        assert scores is not None
         return scores
 
 

@@ -80,7 +80,7 @@ class SimilarityGraphReasoningAndFiltration(Matcher):
         return side_by_side(self.sgr.encode_texts(batch), self.saf.encode_texts(batch))
 
     def floats_per_pair(self, images: Encoded, texts: Encoded) -> int:
-        return self.saf.floats_per_pair(images, texts)
+        return self.saf.floats_per_pair(halves(images)[0], halves(texts)[0])
 
     def compare(self, images: Encoded, texts: Encoded) -> Tensor:
         images_for_sgr, images_for_saf = halves(images)

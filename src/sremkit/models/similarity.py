@@ -16,9 +16,11 @@ def full_precision(x: Tensor) -> Tensor:
 
 
 def unit(x: Tensor, dim: int = -1) -> Tensor:
-    """x / (‖x‖ + 1e-8) in full precision; a zero vector stays zero, with zero gradient."""
+    """x / (‖x‖ + 1e-8) in full precision; a zero vector stays zero."""
     x = full_precision(x)
-    return x / (torch.linalg.vector_norm(x, dim=dim, keepdim=True) + EPSILON)
+    # The floor changes no length that matters; it keeps first and second derivatives finite at zero.
+    square = x.square().sum(dim=dim, keepdim=True).clamp_min(EPSILON**4)
+    return x / (square.sqrt() + EPSILON)
 
 
 def without_autocast(x: Tensor) -> torch.autocast:

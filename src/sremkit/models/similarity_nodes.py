@@ -73,7 +73,8 @@ class NodeMatcher(Matcher):
         return Encoded(words.local, words.mask, self.word_attention(words.local, words.mask))
 
     def floats_per_pair(self, images: Encoded, texts: Encoded) -> int:
-        return 4 * (1 + texts.parts()[1].shape[1]) * self.score.in_features
+        d, s = images.whole().shape[1], self.score.in_features
+        return (1 + texts.parts()[1].shape[1]) * (2 * d + 6 * s)
 
     def logits_from(self, vectors: Tensor) -> Tensor:
         """The similarity vectors' (n, m, s) logits (n, m)."""
@@ -83,7 +84,7 @@ class NodeMatcher(Matcher):
     def nodes(self, images: Encoded, texts: Encoded) -> Iterator[Nodes]:
         """The nodes of all images with all texts, a chunk of texts at a time."""
         images = images.trimmed()
-        per_word = len(images) * images.whole().shape[1]
+        per_word = len(images) * (images.whole().shape[1] + 4 * self.score.in_features)
         for chunk in length_chunks(texts, floats_per_word=per_word):
             difference = images.whole().unsqueeze(1) - chunk.texts.whole()  # (n, k, d)
             whole = unit(self.global_similarity(difference.square()))  # (n, k, s)

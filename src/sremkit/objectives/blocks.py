@@ -1,12 +1,13 @@
 """A square matrix, or its transpose, taken a few rows at a time through buffers that stay in cache.
 
-A pass over a large matrix costs memory traffic rather than arithmetic, and a fresh matrix costs more than a pass. So
-the fast objective takes a block of rows through all of its steps before it turns to the next. While compiling there
-is one block: the compiler fuses the passes itself.
+A pass over a large matrix costs memory traffic rather than arithmetic, and a fresh matrix costs more than a
+pass. So the fast objective takes a block of rows through all of its steps before it turns to the next. While
+compiling there is one block: the compiler fuses the passes itself.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import torch
@@ -14,20 +15,26 @@ from torch import Tensor
 
 _CPU_ELEMENTS = 1 << 19  # 2 MiB of float32 a buffer
 _DEVICE_ELEMENTS = 1 << 25  # only bounds the memory: small blocks would starve a GPU
-
-_GROUP = 64  # columns
+_GROUP = 64  # columns searched together for a maximum
 
 
 class RowBlocks:
-    """The rows of `matrix`, or of `matrix.T`, block by block."""
+    """The rows of a matrix, or with `transposed` of its transpose, block by block."""
 
-    def __init__(self, matrix: Tensor, *, num_buffers: int, transposed: bool) -> None:
+    def __init__(self, matrix: Tensor, *, num_buffers: int) -> None:
         size = len(matrix)
         elements = _CPU_ELEMENTS if matrix.device.type == "cpu" else _DEVICE_ELEMENTS
         self.matrix = matrix
-        self.transposed = transposed
+        self.transposed = False
         self.rows_a_block = size if torch.compiler.is_compiling() else min(size, max(1, elements // size))
         self._buffers = [matrix.new_empty(self.rows_a_block * size) for _ in range(num_buffers)]
+
+    @property
+    def T(self) -> RowBlocks:  # noqa: N802 (as for a tensor)
+        """The blocks of the transpose, with the same buffers."""
+        other = copy.copy(self)
+        other.transposed = not self.transposed
+        return other
 
     def __iter__(self) -> Iterator[slice]:
         size = len(self.matrix)
@@ -47,22 +54,19 @@ class RowBlocks:
         narrow = scratch.view(len(self.matrix), -1)  # (b, k)
         return into.copy_(narrow.copy_(self.matrix[:, rows]).T)
 
-    def store(self, target: Tensor, rows: slice, values: Tensor) -> None:
-        """Write the block's `values` to their place in `target`."""
-        assert not self.transposed
-        target[rows].copy_(values)
-
-    def add(self, target: Tensor, rows: slice, values: Tensor, scratch: Tensor) -> None:
-        """Add the block's `values` to their place in `target`; `scratch` is overwritten."""
-        assert self.transposed
-        target[:, rows].add_(scratch.view(len(self.matrix), -1).copy_(values.T))
+    def deliver(self, target: Tensor, rows: slice, values: Tensor, scratch: Tensor) -> None:
+        """Bring the block's `values` to their place: columns come first and are written, rows are added."""
+        if self.transposed:
+            target[:, rows].copy_(scratch.view(len(self.matrix), -1).copy_(values.T))
+        else:
+            target[rows].add_(values)
 
 
 def first_max(block: Tensor) -> tuple[Tensor, Tensor]:
     """The maximum of each row and its first place, as `block.max(dim=1)`.
 
-    On a CPU the search for the place is many times slower than the maximum, so it looks for the group of columns
-    first and then inside the group.
+    On a CPU the search for the place is many times slower than the maximum, so it looks for the group of
+    columns first and then inside the group.
     """
     size = block.shape[1]
     if block.device.type != "cpu" or size % _GROUP or torch.compiler.is_compiling():
@@ -76,19 +80,22 @@ def first_max(block: Tensor) -> tuple[Tensor, Tensor]:
 
 def set_pairs(block: Tensor, rows: slice, value: Tensor | float) -> None:
     """Write `value` where the given pairs lie in a block of rows."""
-    pairs = block.diagonal(rows.start)
-    if isinstance(value, Tensor):
-        pairs.copy_(value)
+    if torch.compiler.is_compiling():
+        set_at(block, torch.arange(rows.start, rows.stop, device=block.device), value)
+    elif isinstance(value, Tensor):
+        block.diagonal(rows.start).copy_(value)
     else:
-        pairs.fill_(value)
+        block.diagonal(rows.start).fill_(value)
 
 
 def set_at(block: Tensor, index: Tensor, value: Tensor | float) -> None:
     """Write one entry of each row, at column `index`."""
-    if isinstance(value, Tensor):
-        block.scatter_(1, index[:, None], value[:, None])
+    entry = value[:, None] if isinstance(value, Tensor) else value
+    if torch.compiler.is_compiling():  # a comparison fuses with its neighbours, a scatter does not
+        columns = torch.arange(block.shape[1], device=block.device)
+        block.copy_(torch.where(columns == index[:, None], entry, block))
     else:
-        block.scatter_(1, index[:, None], value)
+        block.scatter_(1, index[:, None], entry)
 
 
 def add_at(block: Tensor, index: Tensor, value: Tensor) -> None:

@@ -1,15 +1,16 @@
 """Cross-modal biased complementary learning: every other pair of the batch says what a query is not.
 
-    Pbar_ij = exp(beta (S_ij - b)) / (1 + sum_{k != i} exp(beta (S_ik - b))),  j != i        [eq:selection]
+    Pbar_ij = exp(beta (S_ij - b)) / (1 + sum_{k != i} exp(beta (S_ik - b))),  j != i       [eq:selection]
     Q = softmax(Pbar) over the allowed labels: not i, and not phi(i) where i is clean
 
-    reading "normalized":  L_c = -mean_i (B - 1) sum_j Q_ij log(1 - P_ij)                    [eq:complementary]
-    reading "printed":     S' = Q^T S                                                        [eq:rectify]
+    reading "normalized":  L_c = -mean_i (B - 1) sum_j Q_ij log(1 - P_ij)                   [eq:complementary]
+    reading "printed":     S' = Q^T S                                                       [eq:rectify]
                            L_c = -mean_i mean_{j != i} log(1 - S'_ij)
 
-S = sigmoid(F), P = softmax of the row, beta the sharpness, b the offset. The printed reading is the paper to the
-letter. Its minimum is trivial (all scores 0), and trained on it alone nothing tells pairs apart; normalised over
-the row, pushing the negatives down lifts the pair. docs/deviations.md has the story and the numbers.
+S = sigmoid(F), P = softmax of the row, beta the sharpness, b the offset. The printed reading is the paper
+to the letter. Its minimum is trivial (all scores 0), and trained on it alone nothing tells pairs apart;
+normalised over the row, pushing the negatives down lifts the pair. docs/deviations.md has the story and the
+numbers.
 
 Relations: the normalised reading is RCL's log loss when sharpness is 0 and no pair is clean.
 """
@@ -55,6 +56,7 @@ def complementary(
     check_reading(reading)
     logits = as_logits(logits)
     labels = selection(logits, clean, sharpness=sharpness, offset=offset, valid=valid)  # (b, b)
+    # DEVIATION(eq:complementary): by default not what is printed, which collapses; see docs/deviations.md.
     of_reading = normalized_loss if reading == "normalized" else printed_loss
     return of_reading(logits, labels, valid=valid)  # [eq:complementary]
 
@@ -81,7 +83,10 @@ def selection(
 
 
 def normalized_loss(logits: Tensor, labels: Tensor, *, valid: Tensor | None = None) -> Tensor:
-    """-mean_i (B - 1) sum_j Q_ij log(1 - P_ij): a sum over negatives, so that it can stand beside the ranking."""
+    """-mean_i (B - 1) sum_j Q_ij log(1 - P_ij).
+
+    The factor makes it a sum over negatives: the gradient of a mean is B times too small beside the ranking.
+    """
     expected = (labels * log_not_chosen(logits, valid=valid)).sum(dim=1)
     return -((count_valid(logits, valid) - 1) * expected).mean()
 
@@ -89,8 +94,9 @@ def normalized_loss(logits: Tensor, labels: Tensor, *, valid: Tensor | None = No
 def log_not_chosen(logits: Tensor, *, valid: Tensor | None = None) -> Tensor:
     """log(1 - P_ij) off the diagonal, exact for every P; 0 on the diagonal and for excluded candidates.
 
-    A negative that is not the hardest has P <= 1/2, so log1p(-P) is exact. The hardest may have P = 1 in floating
-    point; for it log(1 - P) = logsumexp(others) - logsumexp(all) = logsigmoid(logsumexp(others) - F).
+    A negative that is not the hardest has P <= 1/2, so log1p(-P) is exact. The hardest may have P = 1 in
+    floating point, so for it log(1 - P) is taken as logsumexp(others) - logsumexp(all), which is
+    logsigmoid(logsumexp(others) - F).
     """
     logits = keep_valid(logits, valid)
     hard_index = hardest_negative(logits.detach(), valid)[0][:, None]  # (b, 1)
@@ -104,8 +110,8 @@ def log_not_chosen(logits: Tensor, *, valid: Tensor | None = None) -> Tensor:
 def printed_loss(logits: Tensor, labels: Tensor, *, valid: Tensor | None = None) -> Tensor:
     """The paper to the letter.
 
-    Q^T is not row-stochastic, so S' can reach 1 and beyond, where log(1 - S') does not exist: 1 - S' is held at
-    the smallest step above 0. Scores of excluded candidates are left out of the product.
+    Q^T is not row-stochastic, so S' can reach 1 and beyond, where log(1 - S') does not exist: 1 - S' is
+    held at the smallest step above 0. Scores of excluded candidates are left out of the product.
     """
     scores = logits.sigmoid() if valid is None else logits.sigmoid().where(valid, 0.0)
     rectified = product(labels.T, scores)  # [eq:rectify]

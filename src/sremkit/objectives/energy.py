@@ -3,8 +3,8 @@
     E_i = -log sum_j exp(F_ij)                                                               [eq:energy]
     L_u = mean over clean [E_i - m_clean]_+^2 + mean over noisy [m_noisy - E_i]_+^2          [eq:energy-bound]
 
-Low energy means that the batch holds a confident match for the query. The scale depends on the batch: with all
-b logits at 0 the energy is -log b.
+Low energy means that the batch holds a confident match for the query. The scale depends on the batch: with
+all b logits at 0 the energy is -log b.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """All terms of the objective, both directions, with their gradient, in a few passes over the logits.
 
-The public functions are the formulas; these are the same numbers, faster, and the tests hold them to each other. Two
-ideas make it fast. The derivative of every term is known in closed form, so no graph over (b, b) matrices is kept. And
-the sums of a row leave out its hardest negative phi, which is added back by itself:
+The public functions are the formulas; these are the same numbers, faster, and the tests hold them to each
+other. Two ideas make it fast. The derivative of every term is known in closed form, so no graph over (b, b)
+matrices is kept. And the sums of a row leave out its hardest negative phi, which is added back by itself:
 
     rest = logsumexp over j != phi,   share = softmax over j != phi,   u = 1 - P_phi = sigmoid(rest - F_phi)
     P_j = u share_j,   log(1 - P_phi) = logsigmoid(rest - F_phi),   P_j <= 1/2 for every other negative
 
-so that everything stays exact when the hardest negative takes all of the probability. With c_j = (B - 1) Q_j and
-G_j = c_j P_j / (1 - P_j), the complementary loss of a row has the derivative
+so that everything stays exact when the hardest negative takes all of the probability. With c_j = (B - 1)
+Q_j and G_j = c_j P_j / (1 - P_j), the complementary loss of a row has the derivative
 
     j != phi:  G_j - share_j (u sum_k G_k + c_phi P_phi)         j = phi:  P_phi (c_phi - sum_k G_k)
 
@@ -47,19 +47,42 @@ class Plan(NamedTuple):
     exclude_used: bool  # the hard negatives of clean rows are no complementary labels
 
 
-class Rows(NamedTuple):
-    """What the second pass has to know about each query; every tensor is (b,)."""
+class Outcome(NamedTuple):
+    """What a batch comes to: six scalars, eight statistics (b,), the gradient (b, b) of the weighted sum."""
+
+    ranking_i2t: Tensor
+    ranking_t2i: Tensor
+    energy_bound_i2t: Tensor
+    energy_bound_t2i: Tensor
+    complementary_i2t: Tensor
+    complementary_t2i: Tensor
+    energy_i2t: Tensor
+    energy_t2i: Tensor
+    clean_i2t: Tensor
+    clean_t2i: Tensor
+    weight_i2t: Tensor
+    weight_t2i: Tensor
+    active_i2t: Tensor
+    active_t2i: Tensor
+    gradient: Tensor  # (0, 0) where none was asked for
+
+
+class Queries(NamedTuple):
+    """What the second pass has to know about each row; every tensor is (b,)."""
 
     positive: Tensor  # F_ii
     hard: Tensor  # F_i,phi(i)
     hard_index: Tensor  # phi(i)
     rest: Tensor  # logsumexp over the row without phi(i)
+    p_hard: Tensor  # P_i,phi(i)
+    p_rest: Tensor  # u, that is 1 - P_i,phi(i) without its rounding
+    log_p_rest: Tensor
     used: Tensor  # bool: the hard negative is no complementary label
     label_scale: Tensor  # B - 1, or 0 where no label is left
     energy_slope: Tensor  # derivative of the total by the energy
 
-    def of(self, rows: slice) -> Rows:
-        return Rows(*(per_row[rows] for per_row in self))
+    def of(self, rows: slice) -> Queries:
+        return Queries(*(per_row[rows] for per_row in self))
 
 
 class Direction(NamedTuple):
@@ -72,7 +95,6 @@ class Direction(NamedTuple):
     energy: Tensor
     clean: Tensor  # bool
     weight: Tensor
-    energy_bound: Tensor  # scalar
     complementary: Tensor  # scalar
 
 
@@ -86,60 +108,74 @@ class Ranking(NamedTuple):
 
 
 @torch.no_grad()
-def evaluate(
-    logits: Tensor, valid: Tensor | None, plan: Plan, *, gradient: Tensor | None
-) -> tuple[Direction, Direction, Ranking, Ranking]:
-    """Both directions and their swapped rankings; the gradient of the total overwrites `gradient`, if given."""
-    i2t = _direction(logits, valid, plan, gradient, transposed=False)
-    t2i = _direction(logits, valid, plan, gradient, transposed=True)
+def evaluate(logits: Tensor, valid: Tensor | None, plan: Plan, *, with_gradient: bool) -> Outcome:
+    """Every term of the plan, unweighted, and the gradient of their weighted sum."""
+    gradient = logits.new_empty(logits.shape if with_gradient else (0, 0))
+    target = gradient if with_gradient else None
+    blocks = RowBlocks(logits, num_buffers=4)
+    t2i = _direction(blocks.T, None if valid is None else valid.T, plan, target)  # writes the gradient
+    i2t = _direction(blocks, valid, plan, target)  # adds to it
     rank_i2t = _ranking(i2t, t2i.weight, plan)
     rank_t2i = _ranking(t2i, i2t.weight, plan)
-    if gradient is not None:
+    if with_gradient:
         add_at(gradient, i2t.hard_index, rank_i2t.by_hard)
         add_at(gradient.T, t2i.hard_index, rank_t2i.by_hard)
         gradient.diagonal().add_(rank_i2t.by_positive + rank_t2i.by_positive)
-    return i2t, t2i, rank_i2t, rank_t2i
+    margins = {"clean_margin": plan.clean_margin, "noisy_margin": plan.noisy_margin}
+    return Outcome(
+        ranking_i2t=rank_i2t.loss,
+        ranking_t2i=rank_t2i.loss,
+        energy_bound_i2t=energy_bound(i2t.energy, i2t.clean, **margins),
+        energy_bound_t2i=energy_bound(t2i.energy, t2i.clean, **margins),
+        complementary_i2t=i2t.complementary,
+        complementary_t2i=t2i.complementary,
+        energy_i2t=i2t.energy,
+        energy_t2i=t2i.energy,
+        clean_i2t=i2t.clean,
+        clean_t2i=t2i.clean,
+        weight_i2t=i2t.weight,
+        weight_t2i=t2i.weight,
+        active_i2t=rank_i2t.active,
+        active_t2i=rank_t2i.active,
+        gradient=gradient,
+    )
 
 
-def _direction(
-    logits: Tensor, valid: Tensor | None, plan: Plan, gradient: Tensor | None, *, transposed: bool
-) -> Direction:
-    if valid is not None and transposed:
-        valid = valid.T
+def _direction(blocks: RowBlocks, valid: Tensor | None, plan: Plan, gradient: Tensor | None) -> Direction:
+    """One direction in two passes: how a pair is treated depends on how many pairs are clean."""
     excluded = None if valid is None else ~valid
-    blocks = RowBlocks(logits, num_buffers=4, transposed=transposed)
-
     surveys = [_survey(blocks, rows, excluded) for rows in blocks]
     positive, hard, hard_index, rest = (torch.cat(parts) for parts in zip(*surveys, strict=True))
-    candidates = count_valid(logits, valid)
+
+    candidates = count_valid(blocks.matrix, valid)
     energy = -torch.logaddexp(rest, hard)
     clean = (positive > hard) & (energy < plan.threshold)
     clean = clean if plan.filtration else torch.ones_like(clean)
     used = clean if plan.exclude_used else torch.zeros_like(clean)
-    label_scale = (candidates - 1).where(candidates - 1 > used.to(candidates.dtype), 0.0)
-    row = Rows(positive, hard, hard_index, rest, used, label_scale, _energy_slope(energy, clean, plan))
+    queries = Queries(
+        positive,
+        hard,
+        hard_index,
+        rest,
+        p_hard=(hard - rest).sigmoid(),
+        p_rest=(rest - hard).sigmoid(),
+        log_p_rest=logsigmoid(rest - hard),
+        used=used,
+        label_scale=(candidates - 1).where(candidates - 1 > used.to(candidates.dtype), 0.0),
+        energy_slope=_energy_slope(energy, clean, plan),
+    )
 
-    finished = [_finish(blocks, rows, excluded, row.of(rows), plan, gradient) for rows in blocks]
-    entropy, loss = (torch.cat(parts) for parts in zip(*finished, strict=True))
+    finished = [_finish(blocks, rows, excluded, queries.of(rows), plan, gradient) for rows in blocks]
+    rest_entropy, loss = (torch.cat(parts) for parts in zip(*finished, strict=True))
+    entropy = queries.p_rest * (rest_entropy - queries.log_p_rest) - queries.p_hard * logsigmoid(hard - rest)
     has_negative = candidates > 1
     unsatisfied = (plan.margin - positive.sigmoid() + hard.sigmoid() > 0) & has_negative & plan.weighting
-    return Direction(
-        positive=positive,
-        hard=hard,
-        hard_index=hard_index,
-        has_negative=has_negative,
-        energy=energy,
-        clean=clean,
-        weight=1 - scaled_entropy(entropy, candidates).where(unsatisfied, 0.0),
-        energy_bound=energy_bound(
-            energy, clean, clean_margin=plan.clean_margin, noisy_margin=plan.noisy_margin
-        ),
-        complementary=loss.mean(),
-    )
+    weight = 1 - scaled_entropy(entropy, candidates).where(unsatisfied, 0.0)
+    return Direction(positive, hard, hard_index, has_negative, energy, clean, weight, loss.mean())
 
 
 def _survey(blocks: RowBlocks, rows: slice, excluded: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """F_ii, the hardest negative and its place, and the logsumexp of the others, for a block of rows."""
+    """F_ii, the hardest negative with its place, and the logsumexp of the others, for a block of rows."""
     block, share, *_ = blocks.buffers(rows)
     nothing = low(block.dtype)
     blocks.load(rows, into=block, scratch=share)
@@ -151,80 +187,76 @@ def _survey(blocks: RowBlocks, rows: slice, excluded: Tensor | None) -> tuple[Te
     set_at(block, hard_index, nothing)
     set_pairs(block, rows, positive)
     torch.softmax(block, dim=1, out=share)
-    rest = block.amax(dim=1) - share.amax(dim=1).log()  # as logsumexp, of which softmax is the faster half
+    rest = (
+        block.amax(dim=1) - share.amax(dim=1).log()
+    )  # the logsumexp, at the price of a softmax, which is lower
     return positive, hard, hard_index, rest
 
 
 def _finish(
-    blocks: RowBlocks, rows: slice, excluded: Tensor | None, row: Rows, plan: Plan, gradient: Tensor | None
+    blocks: RowBlocks,
+    rows: slice,
+    excluded: Tensor | None,
+    queries: Queries,
+    plan: Plan,
+    gradient: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Entropy and complementary loss (k,) of a block of rows; its gradient goes to `gradient`."""
+    """Entropy without phi and complementary loss (k,) of a block of rows; its gradient goes to `gradient`."""
     block, share, labels, work = blocks.buffers(rows)
-    nothing = low(block.dtype)
     blocks.load(rows, into=block, scratch=share)
     if excluded is not None:
-        block.masked_fill_(excluded[rows], nothing)
-    set_at(block, row.hard_index, nothing)
-    set_pairs(block, rows, row.positive)  # in a row without a negative phi may be the pair itself
+        block.masked_fill_(excluded[rows], low(block.dtype))
+    set_at(block, queries.hard_index, low(block.dtype))
+    set_pairs(block, rows, queries.positive)  # in a row without a negative, phi may be the pair itself
     torch.softmax(block, dim=1, out=share)
     if plan.complementary:
-        torch.sigmoid(block, out=labels)
-        _select(labels, work, rows, excluded, row, plan)
-
-    p_hard, p_rest = (row.hard - row.rest).sigmoid(), (row.rest - row.hard).sigmoid()
-    log_p_hard, log_p_rest = logsigmoid(row.hard - row.rest), logsigmoid(row.rest - row.hard)
-    rest_entropy = -block.sub_(row.rest[:, None]).mul_(share).sum(dim=1)
-    entropy = p_rest * (rest_entropy - log_p_rest) - p_hard * log_p_hard
+        _select(torch.sigmoid(block, out=labels), work, rows, excluded, queries, plan)
+    rest_entropy = -block.sub_(queries.rest[:, None]).mul_(share).sum(dim=1)
 
     if not plan.complementary:
         if gradient is not None:
-            share.mul_((-row.energy_slope * p_rest)[:, None])
-            add_at(share, row.hard_index, -row.energy_slope * p_hard)
-            _deliver(blocks, gradient, rows, share, scratch=block)
-        return entropy, torch.zeros_like(entropy)
+            share.mul_((-queries.energy_slope * queries.p_rest)[:, None])
+            add_at(share, queries.hard_index, -queries.energy_slope * queries.p_hard)
+            blocks.deliver(gradient, rows, share, scratch=work)
+        return rest_entropy, torch.zeros_like(rest_entropy)
 
-    torch.mul(share, -p_rest[:, None], out=work)  # -P
-    set_pairs(work, rows, 0.0)
-    label_hard = take_at(labels, row.hard_index)
-    log_rest = torch.log1p(work, out=block).mul_(labels).sum(dim=1)
-    loss = -row.label_scale * (log_rest + label_hard * log_p_rest)
+    negative_p = torch.mul(share, -queries.p_rest[:, None], out=work)
+    set_pairs(negative_p, rows, 0.0)
+    label_hard = take_at(labels, queries.hard_index)
+    log_rest = torch.log1p(negative_p, out=block).mul_(labels).sum(dim=1)
+    loss = -queries.label_scale * (log_rest + label_hard * queries.log_p_rest)
     if gradient is not None:
-        push = labels.mul_(share).div_(work.add_(1))  # Q share / (1 - P), that is G / (u c)
-        pushed = p_rest * push.sum(dim=1)
-        scale = row.label_scale * (plan.complementary_weight / len(gradient))
-        pull = scale * (p_rest * pushed + label_hard * p_hard) + row.energy_slope * p_rest
-        push.mul_((scale * p_rest)[:, None]).addcmul_(share, pull[:, None], value=-1)
-        add_at(push, row.hard_index, p_hard * (scale * (label_hard - pushed) - row.energy_slope))
-        _deliver(blocks, gradient, rows, push, scratch=block)
-    return entropy, loss
+        push = labels.mul_(share).div_(negative_p.add_(1))  # Q share / (1 - P), that is G / (c u)
+        pushed = queries.p_rest * push.sum(dim=1)
+        scale = queries.label_scale * (plan.complementary_weight / len(gradient))
+        pull = queries.p_rest * (scale * pushed + queries.energy_slope) + scale * label_hard * queries.p_hard
+        push.mul_((scale * queries.p_rest)[:, None]).addcmul_(share, pull[:, None], value=-1)
+        by_hard = queries.p_hard * (scale * (label_hard - pushed) - queries.energy_slope)
+        add_at(push, queries.hard_index, by_hard)
+        blocks.deliver(gradient, rows, push, scratch=work)
+    return rest_entropy, loss
 
 
 def _select(
-    scores: Tensor, scratch: Tensor, rows: slice, excluded: Tensor | None, row: Rows, plan: Plan
+    scores: Tensor, scratch: Tensor, rows: slice, excluded: Tensor | None, queries: Queries, plan: Plan
 ) -> None:
     """Turn a block of sigmoid scores into Q, in place."""
     nothing = low(scores.dtype)
-    set_at(scores, row.hard_index, row.hard.sigmoid())
+    set_at(scores, queries.hard_index, queries.hard.sigmoid())
     if plan.sharpness != 1:
         scores.mul_(plan.sharpness)
     if excluded is not None:
         scores.masked_fill_(excluded[rows], nothing)
-    # The pair stands for the 1 in the denominator. All exponents are shifted alike, which a softmax does not see.
+    # The pair stands for the 1 in the denominator. All exponents are shifted alike, which a softmax does
+    # not see.
     set_pairs(scores, rows, plan.sharpness * plan.offset)
     likelihood = torch.softmax(scores, dim=1, out=scratch)
     if excluded is not None:
         likelihood.masked_fill_(excluded[rows], nothing)
-    set_at(likelihood, row.hard_index, take_at(likelihood, row.hard_index).masked_fill(row.used, nothing))
+    hard_likelihood = take_at(likelihood, queries.hard_index)
+    set_at(likelihood, queries.hard_index, hard_likelihood.masked_fill(queries.used, nothing))
     set_pairs(likelihood, rows, nothing)
     torch.softmax(likelihood, dim=1, out=scores)
-
-
-def _deliver(blocks: RowBlocks, gradient: Tensor, rows: slice, values: Tensor, scratch: Tensor) -> None:
-    """The first direction writes the gradient, the second adds to it."""
-    if blocks.transposed:
-        blocks.add(gradient, rows, values, scratch)
-    else:
-        blocks.store(gradient, rows, values)
 
 
 def _energy_slope(energy: Tensor, clean: Tensor, plan: Plan) -> Tensor:

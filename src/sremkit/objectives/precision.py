@@ -1,10 +1,13 @@
 """Matrix products in full float32, whatever autocast or TF32 would make of them.
 
-A bfloat16 or TF32 product rounds logits to two or three digits, and the difference between a pair and its hardest
-negative drowns in that.
+A bfloat16 or TF32 product rounds logits to two or three digits, and the difference between a pair and its
+hardest negative drowns in that.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -18,10 +21,18 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     with torch.autocast(device_type=left.device.type, enabled=False):
         if not left.is_cuda or torch.compiler.is_compiling():
             return left @ right
-        matmul = torch.backends.cuda.matmul
-        allowed = matmul.allow_tf32
-        matmul.allow_tf32 = False
-        try:
+        with _without_tf32():
             return left @ right
-        finally:
-            matmul.allow_tf32 = allowed
+
+
+@contextmanager
+def _without_tf32() -> Iterator[None]:
+    switches = torch.backends.cuda.matmul
+    # Since torch 2.9 there are two names for one switch, and the old one raises once the new one was used.
+    name, full = ("fp32_precision", "ieee") if hasattr(switches, "fp32_precision") else ("allow_tf32", False)
+    before = getattr(switches, name)
+    setattr(switches, name, full)
+    try:
+        yield
+    finally:
+        setattr(switches, name, before)

@@ -2,7 +2,8 @@
 
     L_w = mean over clean [margin - w_i S_ii + S_i,phi(i)]_+,   S = sigmoid(F)               [eq:ranking]
 
-The weight of a pair comes from the other direction: images are ranked with what the texts say, and the reverse.
+The weight of a pair comes from the other direction: images are ranked with what the texts say, and the
+reverse.
 """
 
 from __future__ import annotations

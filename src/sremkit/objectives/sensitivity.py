@@ -2,8 +2,8 @@
 
     w_i = 1 - e_i * 1[margin - S_ii + S_i,phi(i) > 0],   S = sigmoid(F)                      [eq:weight]
 
-phi(i) is the hardest negative of row i. A pair that already leads it by the margin has weight 1, and the hinge
-then leaves it alone.
+phi(i) is the hardest negative of row i. A pair that already leads it by the margin has weight 1, and the
+hinge then leaves it alone.
 """
 
 from __future__ import annotations

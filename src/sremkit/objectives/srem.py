@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from sremkit.objectives.candidates import as_logits, distinct_images
+from sremkit.objectives.candidates import as_logits, check_logits, distinct_images
 from sremkit.objectives.complementary import Reading, check_reading, complementary
-from sremkit.objectives.fused import Plan, evaluate
+from sremkit.objectives.differentiable import weighted_sum
+from sremkit.objectives.fused import Plan
 from sremkit.objectives.precision import product
 from sremkit.objectives.terms import Terms
 
@@ -24,8 +24,9 @@ from sremkit.objectives.terms import Terms
 class SREM(nn.Module):
     """The objective as a module without parameters: `SREM()(logits).total.backward()`.
 
-    Logits are (b, b): rows images, columns texts, the given pairs on the diagonal. A temperature or scale, learned or
-    not, is the model's business. Computed in float32 (float64 stays float64), with autocast switched off inside.
+    Logits are (b, b): rows images, columns texts, the given pairs on the diagonal. A temperature or scale,
+    learned or not, is the model's business. Computed in float32 (float64 stays float64), with autocast
+    switched off inside.
 
     Args:
         margin: lead of a clean pair over its hardest negative that the ranking asks for, on sigmoid scores.
@@ -36,10 +37,10 @@ class SREM(nn.Module):
         offset: score from which a negative counts as hard in that preference.
         energy_weight: lambda1, of the energy bounds.
         complementary_weight: lambda2, of the complementary losses.
-        reading: "normalized", or "printed" for the complementary loss to the letter of the paper, which does not
-            train by itself (docs/deviations.md).
-        check_finite: refuse NaN and infinite logits. Looking costs one wait for the device per call on a GPU; nothing
-            else in the objective waits. Skipped inside torch.compile.
+        reading: "normalized", or "printed" for the complementary loss to the letter of the paper, which
+            does not train by itself (docs/deviations.md).
+        check_finite: refuse NaN and infinite logits. Looking costs one wait for the device per call on a
+            GPU; nothing else in the objective waits. Skipped inside torch.compile.
         filtration: without it every pair counts as clean and there is no energy bound.
         weighting: without it every weight is 1.
         complementary: without it there is no complementary loss, and no warm-up.
@@ -66,6 +67,8 @@ class SREM(nn.Module):
     ) -> None:
         super().__init__()
         check_reading(reading)
+        _check_positive(margin=margin, sharpness=sharpness, energy_weight=energy_weight)
+        _check_positive(complementary_weight=complementary_weight)
         self.margin = margin
         self.threshold = threshold
         self.clean_margin = clean_margin
@@ -85,9 +88,10 @@ class SREM(nn.Module):
         """The objective of one batch.
 
         Args:
-            warmup: the complementary loss alone. No pair is counted clean by it, so no hard negative is left out;
-                the statistics are reported all the same.
-            image_ids: (b,) integers; pairs with equal numbers share their image and are not each other's negatives.
+            warmup: the complementary loss alone. No pair is counted clean by it, so no hard negative is
+                left out; the statistics are reported all the same.
+            image_ids: (b,) integers; pairs with equal numbers share their image and are not each other's
+                negatives.
         """
         self._check(logits, warmup, image_ids)
         with torch.autocast(device_type=logits.device.type, enabled=False):
@@ -96,7 +100,12 @@ class SREM(nn.Module):
             return self._terms(logits, valid, warmup)
 
     def from_embeddings(
-        self, image_emb: Tensor, text_emb: Tensor, scale: Tensor | float, bias: Tensor | float = 0.0, **options: Any
+        self,
+        image_emb: Tensor,
+        text_emb: Tensor,
+        scale: Tensor | float,
+        bias: Tensor | float = 0.0,
+        **options: Any,
     ) -> Terms:
         """The objective of logits `scale * image_emb @ text_emb.T + bias`, formed in full float32.
 
@@ -115,48 +124,37 @@ class SREM(nn.Module):
         return self(scale * similarity + bias, **options)
 
     def extra_repr(self) -> str:
-        settings = {name: value for name, value in vars(self).items() if name in SREM.__init__.__annotations__}
-        return ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in SREM.__init__.__kwdefaults__ or {})
 
     def _terms(self, logits: Tensor, valid: Tensor | None, warmup: bool) -> Terms:
         plan = self._plan(warmup)
-        wants_gradient = torch.is_grad_enabled() and logits.requires_grad
-        gradient = torch.empty_like(logits, memory_format=torch.contiguous_format) if wants_gradient else None
-        i2t, t2i, rank_i2t, rank_t2i = evaluate(logits.detach(), valid, plan, gradient=gradient)
-
-        nothing = torch.zeros_like(rank_i2t.loss)
+        found, total = weighted_sum(logits, valid, plan)  # [eq:total] [eq:warmup]
+        nothing = torch.zeros_like(found.ranking_i2t)
         bounds = self.filtration and not warmup
         parts = {
-            "ranking_i2t": nothing if warmup else rank_i2t.loss,
-            "ranking_t2i": nothing if warmup else rank_t2i.loss,
-            "energy_i2t": i2t.energy_bound if bounds else nothing,
-            "energy_t2i": t2i.energy_bound if bounds else nothing,
-            "complementary_i2t": i2t.complementary,
-            "complementary_t2i": t2i.complementary,
+            "ranking_i2t": nothing if warmup else found.ranking_i2t,
+            "ranking_t2i": nothing if warmup else found.ranking_t2i,
+            "energy_i2t": found.energy_bound_i2t if bounds else nothing,
+            "energy_t2i": found.energy_bound_t2i if bounds else nothing,
+            "complementary_i2t": found.complementary_i2t,
+            "complementary_t2i": found.complementary_t2i,
         }
-        total = (
-            plan.ranking_weight * (parts["ranking_i2t"] + parts["ranking_t2i"])
-            + plan.energy_weight * (parts["energy_i2t"] + parts["energy_t2i"])
-            + plan.complementary_weight * (parts["complementary_i2t"] + parts["complementary_t2i"])
-        )  # [eq:total] [eq:warmup]
-        if gradient is not None:
-            total = WithGradient.apply(logits, total, gradient)
         if self.complementary and self.reading == "printed":
-            printed_i2t = self._printed(logits, i2t.clean, valid, plan)
-            printed_t2i = self._printed(logits.T, t2i.clean, None if valid is None else valid.T, plan)
+            printed_i2t = self._printed(logits, found.clean_i2t, valid, plan)
+            printed_t2i = self._printed(logits.T, found.clean_t2i, None if valid is None else valid.T, plan)
             total = total + plan.complementary_weight * (printed_i2t + printed_t2i)
             parts |= {"complementary_i2t": printed_i2t.detach(), "complementary_t2i": printed_t2i.detach()}
         return Terms(
             total=total,
             parts=parts,
-            energy_i2t=i2t.energy,
-            energy_t2i=t2i.energy,
-            clean_i2t=i2t.clean,
-            clean_t2i=t2i.clean,
-            weight_i2t=i2t.weight,
-            weight_t2i=t2i.weight,
-            active_i2t=torch.zeros_like(i2t.clean) if warmup else rank_i2t.active,
-            active_t2i=torch.zeros_like(t2i.clean) if warmup else rank_t2i.active,
+            energy_i2t=found.energy_i2t,
+            energy_t2i=found.energy_t2i,
+            clean_i2t=found.clean_i2t,
+            clean_t2i=found.clean_t2i,
+            weight_i2t=found.weight_i2t,
+            weight_t2i=found.weight_t2i,
+            active_i2t=torch.zeros_like(found.active_i2t) if warmup else found.active_i2t,
+            active_t2i=torch.zeros_like(found.active_t2i) if warmup else found.active_t2i,
         )
 
     def _plan(self, warmup: bool) -> Plan:
@@ -183,6 +181,7 @@ class SREM(nn.Module):
         )
 
     def _check(self, logits: Tensor, warmup: bool, image_ids: Tensor | None) -> None:
+        check_logits(logits)
         if warmup and not self.complementary:
             raise ValueError(
                 "the warm-up is the complementary loss alone, and complementary=False switched it off; "
@@ -190,34 +189,23 @@ class SREM(nn.Module):
             )
         if image_ids is not None and image_ids.shape != logits.shape[:1]:
             raise ValueError(
-                f"image_ids must hold one number for each of the {len(logits)} pairs; got shape {tuple(image_ids.shape)}"
+                f"image_ids must hold one number for each of the {len(logits)} pairs; "
+                f"got shape {tuple(image_ids.shape)}"
             )
         if self.check_finite and not torch.compiler.is_compiling() and not _all_finite(logits):
             raise ValueError(
-                "logits hold NaN or infinite values; look for a division by a zero norm, an overflow in half precision "
-                "or too high a learning rate (check_finite=False switches this check off)"
+                "logits hold NaN or infinite values; look for a division by a zero norm, an overflow in half "
+                "precision or too high a learning rate (check_finite=False switches this check off)"
             )
+
+
+def _check_positive(**settings: float) -> None:
+    for name, value in settings.items():
+        if not value >= 0:
+            raise ValueError(f"{name} must be 0 or more, got {value}")
 
 
 def _all_finite(logits: Tensor) -> bool:
     """One pass without a temporary matrix: a NaN or infinite entry shows in the least or the greatest."""
     least, greatest = logits.detach().aminmax()
     return bool((least.isfinite() & greatest.isfinite()).item())
-
-
-class WithGradient(torch.autograd.Function):
-    """A value whose gradient by the logits is already known."""
-
-    @staticmethod
-    def forward(logits: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
-        return value.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[2])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return upstream * gradient, None, None

@@ -39,7 +39,8 @@ def histograms(groups: Mapping[str, np.ndarray], *, xlabel: str, title: str, bin
         axes.hist(values, bins=edges, alpha=0.6, color=color, label=f"{name} ({len(values):,})")
     axes.set_xlabel(xlabel)
     axes.set_ylabel("pairs")
-    axes.legend(frameon=False)
+    axes.margins(y=0.22)  # room for the legend above the tallest bar
+    axes.legend(frameon=False, ncols=len(groups), loc="upper right")
     return _svg(figure)
 
 

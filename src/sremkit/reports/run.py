@@ -57,7 +57,9 @@ def run_figures(history: list[dict[str, Any]]) -> list[str]:
         drawn.append(figures.curves(recall, xlabel="epoch", ylabel="R_sum", title="Recall"))
     losses = [key for key in history[-1] if not key.startswith(NOT_LOSSES)]
     parts = {key: points(key) for key in losses[:5]}
-    drawn.append(figures.curves(parts, xlabel="epoch", ylabel="mean over batches", title="Loss and its parts"))
+    drawn.append(
+        figures.curves(parts, xlabel="epoch", ylabel="mean over batches", title="Loss and its parts")
+    )
     shares = {
         "selected (image)": points("selected_i2t", 100),
         "selected (text)": points("selected_t2i", 100),

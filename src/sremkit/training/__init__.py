@@ -1,0 +1,1 @@
+"""The loop, checkpoints and run records. Runs a method, never names one."""

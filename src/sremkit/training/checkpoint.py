@@ -87,7 +87,9 @@ def prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def without_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(f"{prefix}/"): t for name, t in tensors.items() if name.startswith(f"{prefix}/")}
+    return {
+        name.removeprefix(f"{prefix}/"): t for name, t in tensors.items() if name.startswith(f"{prefix}/")
+    }
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -105,5 +107,5 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, 
     state: dict[int, dict[str, Tensor]] = {}
     for name, t in tensors.items():
         index, key = name.split("/")
-        state.setdefault(int(index), {})[key] = t
+        state.setdefault(int(index), {})[key] = t.clone()  # an optimiser changes its memory in place
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

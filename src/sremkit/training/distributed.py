@@ -30,9 +30,7 @@ class JoinedMatcher(nn.Module):
         images, texts = self.matcher.encode_images(batch), self.matcher.encode_texts(batch)
         # A mean over the own pairs, weighted by their share, so that the sum over processes is the joint mean.
         share = len(images) / len(batch)
-        self.extra = {
-            name: share * loss for name, loss in self.matcher.extra_losses(batch, images, texts).items()
-        }
+        self.extra = {name: share * loss for name, loss in self.matcher.extra_losses(batch, images).items()}
         own_rows = self.matcher.compare(images, gather_encoded(texts))  # (b of this process, b of all)
         return gather_replicated(own_rows)
 
@@ -61,7 +59,9 @@ def gather_encoded(encoded: Encoded) -> Encoded:
         if local and longest is not None and t.shape[1] < longest:
             padding = t.new_zeros((t.shape[0], longest - t.shape[1], *t.shape[2:]))
             t = torch.cat([t, padding], dim=1)
-        return _GatherAndReduce.apply(t) if t.is_floating_point() else _all_gather(t, _sizes(len(t), t.device))
+        return (
+            _GatherAndReduce.apply(t) if t.is_floating_point() else _all_gather(t, _sizes(len(t), t.device))
+        )
 
     return Encoded(
         local=gathered(encoded.local, local=True),
@@ -87,12 +87,12 @@ class _GatherAndReduce(torch.autograd.Function):
     """All processes' tensors. Backward: each process's gradients are summed and sent back to the owner."""
 
     @staticmethod
-    def forward(ctx, own: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx, own: Tensor) -> Tensor:
         ctx.sizes = _sizes(len(own), own.device)
         return _all_gather(own, ctx.sizes)
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx, gradient: Tensor) -> Tensor:
         gradient = gradient.contiguous()
         dist.all_reduce(gradient)
         return gradient.split(ctx.sizes)[dist.get_rank()]
@@ -102,12 +102,12 @@ class _GatherReplicated(torch.autograd.Function):
     """All processes' rows. Backward: the own slice, since every process has the same gradient already."""
 
     @staticmethod
-    def forward(ctx, own: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx, own: Tensor) -> Tensor:
         ctx.sizes = _sizes(len(own), own.device)
         return _all_gather(own, ctx.sizes)
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx, gradient: Tensor) -> Tensor:
         return gradient.split(ctx.sizes)[dist.get_rank()].contiguous()
 
 

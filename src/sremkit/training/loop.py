@@ -246,7 +246,9 @@ class Trainer:
         if self.rank == 0 and self.folder is not None:
             facts = {**self.model_facts, "metrics": row}
             self._guarded(
-                lambda folder: folder.save_best(position.step, prefixed("model", self.matcher.state_dict()), facts)
+                lambda folder: folder.save_best(
+                    position.step, prefixed("model", self.matcher.state_dict()), facts
+                )
             )
 
     def _save(self) -> None:
@@ -309,7 +311,9 @@ class Trainer:
             group["lr"] = rate
 
     def _out_of_patience(self) -> bool:
-        return self.settings.patience is not None and self.position.epochs_without_gain > self.settings.patience
+        return (
+            self.settings.patience is not None and self.position.epochs_without_gain > self.settings.patience
+        )
 
     def _means(self) -> dict[str, float]:
         steps = max(self.position.step_in_epoch, 1)

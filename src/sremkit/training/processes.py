@@ -31,5 +31,5 @@ def this_process(device: str = "auto") -> Process:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         return Process(rank=0, world=1, device=torch.device(device))
     accelerate = require("accelerate", extra="train", purpose="train in several processes")
-    state = accelerate.PartialState(cpu=device == "cpu")
+    state = accelerate.PartialState(cpu=device == "cpu" or not torch.cuda.is_available())
     return Process(rank=state.process_index, world=state.num_processes, device=state.device)

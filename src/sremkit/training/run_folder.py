@@ -88,7 +88,9 @@ class RunFolder:
         for folder in sorted(self.checkpoints.glob("best-*"), reverse=True):
             if is_valid(folder):
                 return read_checkpoint(folder)
-        raise CheckpointError(f"{self.path} holds no model yet; train it with `srem train --resume {self.path}`")
+        raise CheckpointError(
+            f"{self.path} holds no model yet; train it with `srem train --resume {self.path}`"
+        )
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         with self.metrics.open("a", encoding="utf-8") as file:

@@ -6,7 +6,6 @@ with one claim exchanged reads like the original in every other word.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from string import Formatter
@@ -121,17 +120,13 @@ def _write_caption(template: Template, scene: Scene, rng: np.random.Generator) -
     mentions = []
     for letter, shape in zip("abc", shapes, strict=False):
         num_adjectives = int(rng.integers(template.adjectives[0], template.adjectives[1] + 1))
-        place = (
-            _pick([p for p in PLACES if shape.cell in PLACES[p]], rng)
-            if f"at_{letter}" in template.gaps
-            else None
-        )
+        place = _exact_place(shape) if f"at_{letter}" in template.gaps else None
         mentions.append(_describe(shape, num_adjectives, place, rng))
     relations = []
     for gap in template.relations:
         first, second = ("abc".index(letter) for letter in gap.split("_to_"))
-        name = _pick([name for name, true in RELATIONS.items() if true(shapes[first], shapes[second])], rng)
-        relations.append(Relation(first, name, second))
+        names = [name for name, true in RELATIONS.items() if true(shapes[first], shapes[second])]
+        relations.append(Relation(first, names[rng.integers(len(names))], second))
     background = scene.background if "background" in template.gaps else None
     claims = Claims(tuple(mentions), tuple(relations), background)
     return Caption(template, speaker=int(rng.integers(2)), claims=claims)
@@ -146,5 +141,8 @@ def _describe(shape: Shape, num_adjectives: int, place: str | None, rng: np.rand
     return Mention(kind=shape.kind, place=place, **said)
 
 
-def _pick(options: Sequence[str], rng: np.random.Generator) -> str:
-    return options[int(rng.integers(len(options)))]
+def _exact_place(shape: Shape) -> str:
+    """The narrowest place: so each of the nine is about as frequent in true captions as in wrong ones."""
+    return min(
+        (place for place in PLACES if shape.cell in PLACES[place]), key=lambda place: len(PLACES[place])
+    )

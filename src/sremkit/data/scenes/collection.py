@@ -25,8 +25,6 @@ class SceneImages:
     def __init__(self, num_scenes: int, *, split: str = "train", seed: int = 0, size: int = 192) -> None:
         if num_scenes < 1:
             raise DataError(f"num_scenes must be 1 or more, got {num_scenes}; 2000 train a small model")
-        if seed < 0:
-            raise DataError(f"the seed of scenes must be 0 or more, got {seed}; choose another number")
         self.num_scenes = num_scenes
         self.split = choose_split(split, SPLITS, "the collection of scenes")
         self.seed = seed

@@ -7,6 +7,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from sremkit.errors import DataError
+
 KINDS = ("circle", "square", "triangle", "diamond", "star", "cross", "heart")
 COLORS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "black")
 SIZES = ("small", "large")
@@ -50,6 +52,8 @@ class Scene:
 
 def scene_generator(*, seed: int, split: str, index: int, purpose: Purpose) -> np.random.Generator:
     """The random stream of one scene; nothing else enters, so scene k is the same in any collection."""
+    if seed < 0:
+        raise DataError(f"the seed of scenes must be 0 or more, got {seed}; choose another number")
     return np.random.default_rng([seed, SPLITS.index(split), index, get_args(Purpose).index(purpose)])
 
 

@@ -1,0 +1,131 @@
+"""Time and memory of a training step of each backbone, beside a loop over captions.
+
+`python -m sremkit.bench.backbones` prints a table. A step is encoding, comparison, a contrastive loss and its
+gradients, at the published sizes, on random features and captions of 8 to 20 words. Each measurement has a
+process of its own, so that its peak memory is its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from sremkit.bench.caption_loops import LOOPS
+from sremkit.data.batch import Batch
+from sremkit.models import BACKBONES, Matcher, build_matcher
+
+VOCAB, IMAGE_DIM, REGIONS, SENTENCE_DIM = 8481, 2048, 36, 384
+WORDS = {"vocab_size": VOCAB, "image_dim": IMAGE_DIM}
+#: Options beside the published sizes. IMRAM runs one direction: both take minutes on a processor.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "dual": {"image_dim": IMAGE_DIM, "text_dim": SENTENCE_DIM},
+    "imram": {**WORDS, "direction": "text"},
+    "clip": {"config": {"text_config": {"vocab_size": VOCAB}}},  # CLIP's ViT-B/32
+}
+#: Without a name given, these are left out: CLIP compares as `dual` does, its time is the transformers'.
+LEFT_OUT = ("clip",)
+
+
+def make_batch(name: str, batch_size: int, *, seed: int = 0) -> Batch:
+    """A random batch of the published sizes."""
+    g = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(8, 21, (batch_size,), generator=g)
+    mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
+    words = torch.randint(4, VOCAB, mask.shape, generator=g).masked_fill(~mask, 0)
+    pixels = BACKBONES[name].image_input == "pixels"
+    shape = (batch_size, 3, 224, 224) if pixels else (batch_size, REGIONS, IMAGE_DIM)
+    return Batch(
+        pair_id=torch.arange(batch_size),
+        image_id=torch.arange(batch_size),
+        images=torch.randn(shape, generator=g),
+        region_mask=None if pixels else torch.ones(batch_size, REGIONS, dtype=torch.bool),
+        words=words,
+        word_mask=mask,
+        sentences=torch.randn(batch_size, SENTENCE_DIM, generator=g),
+    )
+
+
+def training_step(matcher: Matcher, batch: Batch, *, loop: bool) -> None:
+    """Forward and backward, with the backbone's own comparison or with the loop over captions."""
+    images, texts = matcher.encode_images(batch), matcher.encode_texts(batch)
+    logits = LOOPS[matcher.name](matcher, images, texts) if loop else matcher.compare(images, texts)
+    match = torch.arange(len(batch), device=logits.device)
+    loss = F.cross_entropy(logits, match) + F.cross_entropy(logits.T, match)
+    matcher.zero_grad(set_to_none=True)
+    (loss + sum(matcher.extra_losses(batch, images).values())).backward()
+
+
+def measure(name: str, *, loop: bool, batch_size: int, device: str, patience: float) -> dict[str, float]:
+    """Best seconds of a step and the peak megabytes that steps take beyond model and batch.
+
+    Args:
+        patience: no further repetition is begun after this many seconds.
+    """
+    torch.manual_seed(0)
+    matcher = build_matcher(name, **OPTIONS.get(name, WORDS)).to(device).train()
+    batch = make_batch(name, batch_size).to(device)
+    before = _peak_megabytes(device)
+    times: list[float] = []
+    started = time.perf_counter()
+    while len(times) < 2 or (len(times) < 20 and time.perf_counter() - started < patience):
+        step_started = time.perf_counter()
+        training_step(matcher, batch, loop=loop)
+        if device != "cpu":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - step_started)
+    return {"seconds": min(times), "megabytes": _peak_megabytes(device) - before}
+
+
+def _peak_megabytes(device: str) -> float:
+    if device != "cpu":
+        return torch.cuda.max_memory_allocated() / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _measured_apart(name: str, *, loop: bool, arguments: argparse.Namespace) -> dict[str, float]:
+    command = [sys.executable, "-m", "sremkit.bench.backbones", "--one", name]
+    command += ["--batch-size", str(arguments.batch_size), "--device", arguments.device]
+    command += ["--patience", str(arguments.patience), *(["--loop"] if loop else [])]
+    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Training-step time of each backbone beside a caption loop.")
+    parser.add_argument("backbones", nargs="*", help="names; all but clip unless given")
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--patience", type=float, default=20.0, help="seconds to repeat one measurement")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--loop", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        options = {
+            "batch_size": arguments.batch_size,
+            "device": arguments.device,
+            "patience": arguments.patience,
+        }
+        print(json.dumps(measure(arguments.one, loop=arguments.loop, **options)))
+        return
+    print(f"batch {arguments.batch_size}, {arguments.device}, {torch.get_num_threads()} threads, best step")
+    print(f"{'backbone':<10} {'step':>9} {'memory':>9}   {'loop':>9} {'memory':>9} {'faster':>8}")
+    for name in arguments.backbones or [name for name in BACKBONES if name not in LEFT_OUT]:
+        ours = _measured_apart(name, loop=False, arguments=arguments)
+        line = f"{name:<10} {ours['seconds']:>7.3f} s {ours['megabytes']:>6.0f} MB"
+        if name in LOOPS:
+            loop = _measured_apart(name, loop=True, arguments=arguments)
+            line += f"   {loop['seconds']:>7.3f} s {loop['megabytes']:>6.0f} MB"
+            line += f" {loop['seconds'] / ours['seconds']:>7.1f}x"
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""What every registered backbone promises, whatever its formula."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from small_models import SMALL, make_items, small_matcher, some_loss
+from sremkit.models import BACKBONES, Encoded, build_matcher
+from sremkit.models import chunks as chunks_module
+
+NAMES = sorted(BACKBONES)
+READS_WORDS = [name for name in NAMES if name != "dual"]
+READS_REGIONS = [name for name in NAMES if name != "clip"]
+IN_CHUNKS = ["imram", "saf", "scan-i2t", "scan-t2i", "sgr", "sgraf"]
+
+# A constant added to all inputs of a softmax, or of a batch normalisation in training, changes nothing: these
+# biases are part of the published models, and their gradient is zero.
+WITHOUT_EFFECT = re.compile(
+    r"(region_attention|word_attention)\.weight\.bias"
+    r"|steps\.\d+\.key\.bias|region_attention\.mean\.bias|filter\.bias"
+    r"|mlp_in\.bias|layers\.\d+\.output\.bias|k_proj\.bias"
+)
+
+
+def test_every_backbone_of_the_field_is_registered_and_has_a_small_version() -> None:
+    expected = {"scan-t2i", "scan-i2t", "imram", "vsrn", "sgr", "saf", "sgraf", "dual", "vse-infty", "clip"}
+    assert set(BACKBONES) == set(SMALL) == expected
+    assert all(BACKBONES.describe(name) for name in BACKBONES)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_gives_finite_float32_logits_of_all_images_with_all_texts(name: str, training: bool) -> None:
+    batch = make_items(dtype=torch.float32).batch(name)
+    logits = small_matcher(name, dtype=torch.float32).train(training)(batch)
+    assert logits.shape == (5, 5)
+    assert logits.dtype == torch.float32
+    assert torch.isfinite(logits).all()
+    assert logits.std() > 1e-4  # and they tell pairs apart
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_reach_every_parameter(name: str) -> None:
+    matcher = small_matcher(name).train()
+    logits, losses = matcher.logits_and_losses(make_items().batch(name))
+    (some_loss(logits) + sum(losses.values())).backward()
+    largest = {
+        key: -1.0 if p.grad is None else p.grad.abs().max().item() for key, p in matcher.named_parameters()
+    }
+    idle = {key for key, size in largest.items() if not size > 1e-12}
+    assert idle == {key for key in largest if WITHOUT_EFFECT.search(key)}
+    assert -1.0 not in largest.values()  # distributed training wants a gradient for each, if only zero
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("name", NAMES)
+def test_padding_changes_no_bit_of_logits_gradients_and_running_estimates(name: str, training: bool) -> None:
+    items, results = make_items(), []
+    for padding in ({}, {"more_words": 5, "more_regions": 1, "rubbish": torch.nan}):
+        matcher = small_matcher(name).train(training)
+        logits, losses = matcher.logits_and_losses(items.batch(name, **padding))
+        (some_loss(logits) + sum(losses.values())).backward()
+        gradients = {key: p.grad for key, p in matcher.named_parameters()}
+        results.append({"logits": logits, **losses, **gradients, **dict(matcher.named_buffers())})
+    plain, padded = results
+    assert [key for key in plain if not torch.equal(plain[key], padded[key])] == []
+
+
+@pytest.mark.parametrize("name", READS_WORDS)
+def test_a_caption_scores_the_same_beside_a_much_longer_one(name: str) -> None:
+    items = make_items()
+    alone = small_matcher(name).eval()(items.batch(name))
+    longest = 24 if name == "clip" else 200  # the small CLIP reads 24 tokens
+    items.captions[0] = [1, *([5, 9, 12, 7] * 50)[: longest - 2], 2]
+    beside = small_matcher(name).eval()(items.batch(name))
+    # Other shapes go through other matrix routines, so the last bits may differ.
+    torch.testing.assert_close(beside[:, 1:], alone[:, 1:], rtol=1e-12, atol=1e-12)
+    assert torch.isfinite(beside).all()
+    assert not torch.allclose(beside[:, 0], alone[:, 0])
+
+
+@pytest.mark.parametrize("name", READS_REGIONS)
+def test_an_image_scores_the_same_beside_one_with_more_regions(name: str) -> None:
+    items = make_items()
+    alone = small_matcher(name).eval()(items.batch(name))
+    items.images[0] = torch.cat([items.images[0], items.images[0][:1] + 1])
+    beside = small_matcher(name).eval()(items.batch(name))
+    torch.testing.assert_close(beside[1:], alone[1:], rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(beside[0], alone[0])
+
+
+@pytest.mark.parametrize("name", sorted(set(READS_REGIONS) - {"sgr", "saf", "sgraf"}))
+def test_a_region_absent_in_the_middle_is_as_if_it_never_was(name: str) -> None:
+    """The SGRAF family is left out: there the index of a region chooses its normalisation channel."""
+    items = make_items(regions=(5, 5))
+    batch = items.batch(name)
+    mask = torch.ones(5, 5, dtype=torch.bool)
+    mask[2, 1] = False
+    holed = small_matcher(name).eval()(replace(batch, region_mask=mask))
+    items.images[2] = items.images[2][[0, 2, 3, 4]]
+    without = small_matcher(name).eval()(items.batch(name))
+    torch.testing.assert_close(holed, without, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("name", NAMES)
+def test_permuting_the_batch_permutes_the_logits(name: str, training: bool) -> None:
+    items, order = make_items(), [3, 0, 4, 2, 1]
+    logits = small_matcher(name).train(training)(items.batch(name))
+    permuted = small_matcher(name).train(training)(items.permuted(order).batch(name))
+    torch.testing.assert_close(permuted, logits[order][:, order], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("limits", [{}, {"image_chunk": 2, "text_chunk": 3}, {"memory_limit": 1}])
+@pytest.mark.parametrize("name", NAMES)
+def test_score_all_equals_forward_in_evaluation_mode(name: str, limits: dict) -> None:
+    matcher, batch = small_matcher(name).eval(), make_items(7).batch(name)
+    with torch.no_grad():
+        images, texts = matcher.encode_images(batch), matcher.encode_texts(batch)
+        expected = matcher(batch)
+    matcher.train()
+    scores = matcher.score_all(images[:4], texts, **limits)
+    torch.testing.assert_close(scores, expected[:4], rtol=1e-12, atol=1e-12)
+    assert not scores.requires_grad
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_encodings_of_several_batches_join_to_those_of_one(name: str) -> None:
+    items, matcher = make_items(7), small_matcher(name).eval()
+    halves = [items.permuted(rows).batch(name) for rows in ([0, 1, 2], [3, 4, 5, 6])]
+    with torch.no_grad():
+        images = Encoded.concatenate([matcher.encode_images(half) for half in halves])
+        texts = Encoded.concatenate([matcher.encode_texts(half) for half in halves])
+        expected = matcher(items.batch(name))
+    torch.testing.assert_close(matcher.score_all(images, texts), expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_is_made_again_from_its_name_options_and_weights(name: str) -> None:
+    items, matcher = make_items(), small_matcher(name).eval()
+    expected = matcher(items.batch(name))
+    file = io.BytesIO()
+    torch.save(matcher.state_dict(), file)
+    file.seek(0)
+    again = build_matcher(matcher.name, **json.loads(json.dumps(matcher.options))).double()
+    again.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(again.eval()(items.batch(name)), expected)
+    pickled = pickle.loads(pickle.dumps(matcher))
+    assert torch.equal(pickled(items.batch(name)), expected)
+    assert (pickled.name, pickled.options) == (matcher.name, matcher.options)
+
+
+@pytest.mark.parametrize("name", IN_CHUNKS)
+def test_a_chunk_for_each_caption_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    items, results = make_items(), []
+    for budget in (chunks_module.CPU_CHUNK, 1):
+        monkeypatch.setattr(chunks_module, "CPU_CHUNK", budget)
+        matcher = small_matcher(name).train()
+        logits = matcher(items.batch(name))
+        some_loss(logits).backward()
+        gradients = {key: p.grad for key, p in matcher.named_parameters()}
+        results.append({"logits": logits.detach(), **gradients, **dict(matcher.named_buffers())})
+    whole, chunked = results
+    torch.testing.assert_close(chunked, whole, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_builds_from_one_seed_are_equal_and_building_reads_only_the_global_generator(name: str) -> None:
+    first, second = (small_matcher(name, seed=3).state_dict() for _ in range(2))
+    assert all(torch.equal(first[key], second[key]) for key in first)

@@ -1,0 +1,68 @@
+"""Several processes together equal one process on the joined batch. Real processes, real collectives."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sremkit.cli.main import main
+from sremkit.training.run_folder import RunFolder
+
+SCRIPT = Path(__file__).with_name("two_processes.py")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_addr=127.0.0.1"]
+
+
+def torchrun(*arguments: str, port: int) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    run = subprocess.run(
+        [*TORCHRUN, f"--master_port={port}", *arguments],
+        capture_output=True, text=True, check=False, env=environment, timeout=300,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-3000:]
+    return run.stdout
+
+
+def test_loss_and_gradients_of_two_processes_are_those_of_one_on_the_joined_batch() -> None:
+    lines = [line.split() for line in torchrun(str(SCRIPT), port=29611).splitlines()]
+    assert {line[0] for line in lines} == {"scan-t2i", "scan-i2t", "imram"}
+    for _, loss, gradient, active in lines:
+        assert float(loss) < 1e-9
+        assert float(gradient) < 1e-9
+        assert int(active) > 0  # the ranking loss took part
+
+
+SMALL = [
+    "train", "scenes-srem",
+    "--set", "data.train_options.num_scenes=13",  # 65 pairs: the last batch holds one pair, fewer than processes
+    "--set", "data.options.num_scenes=12",
+    "--set", "training.epochs=1", "--set", "training.warmup_epochs=1", "--set", "training.batch_size=32",
+    "--set", "model.embed_size=16", "--set", "model.word_dim=8", "--set", "model.name=scan-t2i",
+    "--set", "training.device=cpu",
+]  # fmt: skip
+
+
+def test_the_command_trains_in_two_processes_and_one_writes(tmp_path: Path) -> None:
+    out = torchrun("-m", "sremkit", *SMALL, "--out", str(tmp_path / "run"), port=29612)
+    assert out.count("the run is in") == 1
+    folder = RunFolder.open(tmp_path / "run")
+    assert [row["epoch"] for row in folder.read_metrics()] == [0, 1]
+    assert json.loads(folder.record.read_text())["processes"] == 2
+    tensors, _ = folder.best()
+    assert all(torch.isfinite(t).all() for t in tensors.values())
+
+
+def test_a_run_in_one_process_is_the_same_but_for_rounding(tmp_path: Path) -> None:
+    shareable = [*SMALL, "--set", "data.train_options.num_scenes=12"]  # 60 pairs: 32 and 28
+    torchrun("-m", "sremkit", *shareable, "--out", str(tmp_path / "two"), port=29613)
+    main([*shareable, "--out", str(tmp_path / "one")])
+    one, two = (
+        RunFolder.open(tmp_path / "one").read_metrics(),
+        RunFolder.open(tmp_path / "two").read_metrics(),
+    )
+    assert [row["loss"] for row in one] == pytest.approx([row["loss"] for row in two], rel=1e-4)

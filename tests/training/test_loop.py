@@ -1,0 +1,212 @@
+"""The loop: schedule, best model, what it leaves behind, and how it tells trouble."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+
+from sremkit.data.features import ArrayFeatures
+from sremkit.errors import UserError
+from sremkit.models import build_matcher
+from sremkit.training import checkpoint
+from sremkit.training.loop import DivergedError
+from sremkit.training.run_folder import RunFolder
+from training import tiny
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.rows: list[dict] = []
+        self.warnings: list[str] = []
+        self.steps: list[tuple[int, int, int]] = []
+
+    def step(self, epoch: int, step: int, steps: int, means: dict) -> None:
+        self.steps.append((epoch, step, steps))
+
+    def epoch(self, row: dict) -> None:
+        self.rows.append(row)
+
+    def warn(self, sentence: str) -> None:
+        self.warnings.append(sentence)
+
+
+def test_warm_up_then_training_then_decay() -> None:
+    listener = Listener()
+    tiny.tiny_trainer(reporter=listener).run()
+    assert [row["warmup"] for row in listener.rows] == [True, True, *[False] * 6]
+    # decay_after = 3 epochs after the warm-up of 2
+    rates = [row["learning_rate"] for row in listener.rows]
+    assert rates == pytest.approx([3e-3] * 5 + [3e-4] * 3)
+    assert listener.rows[0]["ranking_i2t"] == 0.0  # the warm-up is complementary learning alone
+    assert listener.rows[-1]["ranking_i2t"] > 0.0
+    assert listener.steps[:7] == [(0, 1, 6), (0, 2, 6), (0, 3, 6), (0, 4, 6), (0, 5, 6), (0, 6, 6), (1, 1, 6)]
+
+
+def test_it_learns_and_watches_what_it_learns_from() -> None:
+    listener = Listener()
+    tiny.tiny_trainer(reporter=listener, epochs=30, decay_after=30, learning_rate=1e-2).run()
+    assert listener.rows[-1]["val/rsum"] > 2 * listener.rows[0]["val/chance_rsum"]
+    assert listener.rows[-1]["loss"] < listener.rows[2]["loss"]
+    assert 0 <= listener.rows[-1]["noisy_gradient_ratio"] < 0.3
+    assert 0 <= listener.rows[-1]["selected_wrong"] < 0.3
+
+
+def test_the_best_epoch_is_kept_and_can_be_built_again(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", config="")
+    scores = iter([1.0, 5.0, 3.0, 2.0, 4.0, 4.5, 4.9, 0.1])
+    trainer = tiny.tiny_trainer(folder, validate=lambda: {"rsum": next(scores)})
+    weights_at_best: dict[str, torch.Tensor] = {}
+    keep = trainer._keep_if_best
+
+    def spy(score: float, row: dict) -> None:
+        if score == 5.0:
+            weights_at_best.update({k: v.clone() for k, v in trainer.matcher.state_dict().items()})
+        keep(score, row)
+
+    trainer._keep_if_best = spy
+    trainer.run()
+    tensors, facts = folder.best()
+    matcher = build_matcher(facts["model"]["name"], **facts["model"]["options"])
+    matcher.load_state_dict(checkpoint.without_prefix("model", tensors))
+    assert facts["metrics"]["epoch"] == 1
+    for name, weight in matcher.state_dict().items():
+        assert torch.equal(weight, weights_at_best[name])
+
+
+def test_patience_ends_a_run_that_gets_no_better() -> None:
+    scores = iter([1.0, 5.0, 3.0, 2.0, 4.0, 4.5, 4.9, 0.1])
+    trainer = tiny.tiny_trainer(patience=1, validate=lambda: {"rsum": next(scores)})
+    assert trainer.run().epoch == 4  # two epochs in a row without gain
+
+
+def test_statistics_of_the_last_epochs_are_written_with_the_users_ids(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", config="")
+    tiny.tiny_trainer(folder, keep_statistics=2).run()
+    files = sorted(folder.statistics.iterdir())
+    assert [file.name for file in files] == ["epoch-006.parquet", "epoch-007.parquet"]
+    table = pyarrow.parquet.read_table(files[-1])
+    assert table.column_names == [
+        "pair_id", "energy_i2t", "energy_t2i", "clean_i2t", "clean_t2i", "weight_i2t", "weight_t2i",
+    ]  # fmt: skip
+    assert table["pair_id"].to_pylist() == [f"pair-{k:03d}" for k in range(96)]
+    assert table["clean_i2t"].type == pyarrow.bool_()
+    assert table["energy_i2t"].null_count == 0
+
+
+def test_methods_without_statistics_write_none(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", config="")
+    listener = Listener()
+    tiny.tiny_trainer(folder, method="infonce", reporter=listener, epochs=1).run()
+    assert not folder.statistics.exists()
+    assert "selected_i2t" not in listener.rows[0]
+    assert "noisy_gradient_ratio" not in listener.rows[0]
+
+
+def test_a_nan_loss_stops_with_step_pairs_and_remedy(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", config="")
+    trainer = tiny.tiny_trainer(folder, method="infonce")
+    loss, calls = trainer.method.loss, []
+
+    def poisoned(*args: object, **options: object):
+        calls.append(1)
+        result = loss(*args, **options)
+        return type(result)(result.total * (float("nan") if len(calls) == 9 else 1.0), result.parts)
+
+    trainer.method.loss = poisoned
+    with pytest.raises(
+        DivergedError, match=r"the loss is nan at step 9 \(pairs pair-\d+.*Lower training.learning_rate"
+    ):
+        trainer.run()
+    saved = folder.latest_step()
+    assert saved is not None
+    assert saved[1]["position"]["step"] <= 8  # nothing was saved after it went wrong
+    assert all(torch.isfinite(t).all() for name, t in saved[0].items() if name.startswith("model/"))
+
+
+def test_a_full_disk_is_told_and_costs_nothing_saved_before(tmp_path: Path, monkeypatch) -> None:
+    folder = RunFolder.create(tmp_path / "run", config="")
+    writes = []
+
+    def full_after_three(*args: object) -> None:
+        writes.append(1)
+        if len(writes) > 3:
+            raise OSError(28, "No space left on device")
+        save_file(*args)
+
+    save_file = checkpoint.save_file
+    monkeypatch.setattr(checkpoint, "save_file", full_after_three)
+    with pytest.raises(UserError, match=r"No space left on device.*intact: make room.*--resume"):
+        tiny.tiny_trainer(folder).run()
+    assert folder.latest_step() is not None
+
+
+def test_collapse_is_said_in_words() -> None:
+    listener = Listener()
+    flat = {"rsum": 3.0, "score_spread": 1e-7, "chance_rsum": 3.2}
+    tiny.tiny_trainer(reporter=listener, validate=lambda: flat, epochs=1).run()
+    assert len(listener.warnings) == 1  # not in the warm-up
+    assert "collapsed" in listener.warnings[0]
+    listener = Listener()
+    chance = {"rsum": 4.0, "score_spread": 1.0, "chance_rsum": 3.2}
+    tiny.tiny_trainer(reporter=listener, validate=lambda: chance, epochs=1).run()
+    assert "at chance (4.0, guessing gives 3.2)" in listener.warnings[0]
+
+
+def test_pieces_give_the_gradients_of_the_whole_batch() -> None:
+    whole = tiny.tiny_trainer()
+    pieces = tiny.tiny_trainer(micro_batch=5)
+    for trainer in (whole, pieces):
+        trainer.matcher.double()
+        for module in trainer.matcher.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0  # its random numbers would fall differently
+    batch = whole.batches.take(np.arange(16))
+    for trainer in (whole, pieces):
+        doubled = type(batch)(
+            **{**vars(batch), "images": batch.images.double(), "sentences": batch.sentences.double()}
+        )
+        trainer.method.loss(trainer.scorer, doubled, warmup=False).total.backward()
+    for one, other in zip(whole.matcher.parameters(), pieces.matcher.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-10, atol=1e-14)
+
+
+def test_pieces_are_refused_where_words_meet_regions() -> None:
+    from sremkit.data import Batches, Vocabulary
+    from sremkit.data.scenes import make_scenes
+    from sremkit.methods import build_method
+    from sremkit.recipes import TrainingSettings
+    from sremkit.training.loop import Trainer
+
+    pairs = make_scenes(8)
+    vocabulary = Vocabulary.build(pairs.texts, min_count=1)
+    matcher = build_matcher(
+        "scan-t2i", vocab_size=len(vocabulary), image_dim=pairs.image_features.dim, embed_size=8, word_dim=8
+    )
+    trainer = Trainer(
+        matcher,
+        build_method("infonce"),
+        Batches(pairs, batch_size=8, vocabulary=vocabulary),
+        TrainingSettings(epochs=1, warmup_epochs=0, micro_batch=4),
+        device=torch.device("cpu"),
+    )
+    with pytest.raises(
+        UserError, match=r"'scan-t2i' compares words with regions.*lower training\.batch_size"
+    ):
+        trainer.run()
+
+
+def test_bad_features_in_the_middle_are_told_and_lose_nothing(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", config="")
+    tiny.tiny_trainer(folder, epochs=0).run()  # the warm-up alone
+    pairs = tiny.tiny_pairs()
+    broken = pairs.image_features.array.copy()
+    broken[3] = np.nan
+    object.__setattr__(pairs, "image_features", ArrayFeatures(broken, name="train_ims.npy"))
+    with pytest.raises(UserError, match=r"train_ims\.npy, row 3"):
+        tiny.tiny_trainer(folder, pairs=pairs, validate=None).run()
+    tiny.tiny_trainer(folder).run()
+    assert len(folder.read_metrics()) == 8

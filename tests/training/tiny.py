@@ -1,0 +1,90 @@
+"""A run small enough to be stopped and started dozens of times: 96 pairs, a dual encoder, SREM.
+
+Started as a script it trains in the folder it is given, from wherever that folder stands.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from sremkit.data import Batches, Pairs, make_noise
+from sremkit.data.features import ArrayFeatures
+from sremkit.evaluation.noise_watch import NoiseWatch
+from sremkit.evaluation.scoring import validation_metrics
+from sremkit.methods import build_method
+from sremkit.models import build_matcher
+from sremkit.recipes import TrainingSettings
+from sremkit.training.loop import Trainer
+from sremkit.training.run_folder import RunFolder
+
+SETTINGS = dict(
+    epochs=6, warmup_epochs=2, decay_after=3, batch_size=16, learning_rate=3e-3, checkpoint_minutes=1e-3
+)
+
+
+def tiny_pairs(num_images: int = 48, captions: int = 2, *, split: str = "train") -> Pairs:
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(num_images, 12)).astype(np.float32)
+    image_of_text = np.repeat(np.arange(num_images), captions)
+    texts = images[image_of_text, :8] + 0.3 * rng.normal(size=(num_images * captions, 8)).astype(np.float32)
+    names = [f"pair-{k:03d}" for k in range(len(image_of_text))]
+    return Pairs(
+        name="tiny",
+        split=split,
+        pair_ids=names,
+        texts=names,
+        image_of_text=image_of_text,
+        image_ids=[str(k) for k in range(num_images)],
+        image_features=ArrayFeatures(images),
+        text_features=ArrayFeatures(texts.astype(np.float32)),
+    )
+
+
+def tiny_trainer(
+    folder: RunFolder | None = None, *, method: str = "srem", pairs: Pairs | None = None, **changes
+):
+    """A trainer of the tiny run; `changes` go to its settings, or replace arguments of the trainer."""
+    arguments = {key: changes.pop(key) for key in ("reporter", "validate", "observer") if key in changes}
+    clean = pairs or tiny_pairs()
+    noise = make_noise(clean.image_of_text, rate=0.3, seed=1)
+    settings = TrainingSettings(**{**SETTINGS, **changes})
+    torch.manual_seed(settings.seed)
+    matcher = build_matcher("dual", image_dim=12, text_dim=8, hidden_size=16, embed_size=8, dropout=0.2)
+    given = clean.paired_as(noise.image_of_text)
+    arguments = {
+        "validate": lambda: validation_metrics(matcher, clean),
+        "observer": NoiseWatch(noise.is_noisy),
+        **arguments,
+    }
+    return Trainer(
+        matcher,
+        build_method(method),
+        Batches(given, batch_size=settings.batch_size, seed=settings.seed),
+        settings,
+        device=torch.device("cpu"),
+        folder=folder,
+        model_facts={"model": {"name": matcher.name, "options": matcher.options}, "vocabulary": None},
+        **arguments,
+    )
+
+
+def outcome(folder: RunFolder) -> tuple[dict[str, torch.Tensor], list[dict]]:
+    """Everything a run computed: its last state, and its metrics without the times."""
+    saved = folder.latest_step()
+    assert saved is not None
+    metrics = [{k: v for k, v in row.items() if not k.startswith("time/")} for row in folder.read_metrics()]
+    return saved[0], metrics
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    path = Path(sys.argv[1])
+    run = RunFolder.open(path) if (path / "config.toml").exists() else RunFolder.create(path, config="")
+    trainer = tiny_trainer(run)
+    print("started", flush=True)
+    trainer.run()
+    print("finished", flush=True)

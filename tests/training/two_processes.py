@@ -1,0 +1,60 @@
+"""Started by torchrun: compares the joined batch of several processes with the same batch in one.
+
+Prints one line for each backbone from the first process: its name and the largest relative differences.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from sremkit.data import Batches, Vocabulary
+from sremkit.data.scenes import make_scenes
+from sremkit.methods import build_method
+from sremkit.models import build_matcher
+from sremkit.training.distributed import JoinedMatcher, join_ids, sum_gradients
+
+BACKBONES = ("scan-t2i", "scan-i2t", "imram")
+
+
+def doubled(batch):
+    return type(batch)(**{**vars(batch), "images": batch.images.double()})
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    pairs = make_scenes(6)
+    vocabulary = Vocabulary.build(pairs.texts, min_count=1)
+    whole = Batches(pairs, batch_size=11, vocabulary=vocabulary)  # 11 pairs on 2 processes: 6 and 5
+    own = Batches(pairs, batch_size=11, vocabulary=vocabulary, shard=(rank, world))
+    method = build_method("srem", threshold=1e9)
+    for name in BACKBONES:
+        torch.manual_seed(0)
+        sizes = {"vocab_size": len(vocabulary), "image_dim": pairs.image_features.dim}
+        matcher = build_matcher(name, **sizes, embed_size=8, word_dim=6).double()
+        twin = copy.deepcopy(matcher)
+        batch = doubled(next(iter(whole.epoch(0))))
+        alone = method.loss(twin, batch, warmup=False)
+        alone.total.backward()
+        part = join_ids(doubled(next(iter(own.epoch(0)))))
+        joined = method.loss(JoinedMatcher(matcher), part, warmup=False)
+        joined.total.backward()
+        sum_gradients(list(matcher.parameters()))
+        assert torch.equal(part.pair_id, batch.pair_id)
+        loss = abs(float(joined.total - alone.total)) / abs(float(alone.total))
+        grads = [
+            float((p.grad - q.grad).abs().max() / q.grad.abs().max().clamp_min(1e-30))
+            for p, q in zip(matcher.parameters(), twin.parameters(), strict=True)
+            if q.grad is not None
+        ]
+        if rank == 0:
+            print(name, loss, np.max(grads), int(alone.active_i2t.sum()), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
