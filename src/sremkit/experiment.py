@@ -102,7 +102,7 @@ def train(prepared: Prepared, folder: RunFolder, *, reporter: Reporter | None = 
     trainer = Trainer(
         prepared.matcher,
         prepared.method,
-        _batches(prepared),
+        make_batches(prepared),
         settings,
         device=process.device,
         folder=folder,
@@ -125,7 +125,8 @@ def train(prepared: Prepared, folder: RunFolder, *, reporter: Reporter | None = 
     return record
 
 
-def _batches(prepared: Prepared) -> Batches:
+def make_batches(prepared: Prepared) -> Batches:
+    """The training batches, as the recipe wants them."""
     settings, process = prepared.recipe.training, prepared.process
     return Batches(
         prepared.train,
@@ -245,6 +246,7 @@ __all__ = [
     "describe_noise",
     "evaluate_runs",
     "load_best",
+    "make_batches",
     "peak_memory_mb",
     "prepare",
     "read_split",

@@ -13,14 +13,16 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from sremkit.bench.caption_loops import LOOPS
 from sremkit.data.batch import Batch
-from sremkit.models import BACKBONES, Matcher, build_matcher
+from sremkit.models import BACKBONES, Encoded, Matcher, build_matcher
 
 VOCAB, IMAGE_DIM, REGIONS, SENTENCE_DIM = 8481, 2048, 36, 384
 WORDS = {"vocab_size": VOCAB, "image_dim": IMAGE_DIM}
@@ -53,18 +55,21 @@ def make_batch(name: str, batch_size: int, *, seed: int = 0) -> Batch:
     )
 
 
-def training_step(matcher: Matcher, batch: Batch, *, loop: bool) -> None:
-    """Forward and backward, with the backbone's own comparison or with the loop over captions."""
-    images, texts = matcher.encode_images(batch), matcher.encode_texts(batch)
-    logits = LOOPS[matcher.name](matcher, images, texts) if loop else matcher.compare(images, texts)
-    match = torch.arange(len(batch), device=logits.device)
-    loss = F.cross_entropy(logits, match) + F.cross_entropy(logits.T, match)
-    matcher.zero_grad(set_to_none=True)
-    (loss + sum(matcher.extra_losses(batch, images).values())).backward()
+def gradients_of(logits: Tensor, extra: Tensor | float = 0.0) -> None:
+    """Backward through a contrastive loss."""
+    match = torch.arange(len(logits), device=logits.device)
+    (F.cross_entropy(logits, match) + F.cross_entropy(logits.T, match) + extra).backward()
+
+
+def compare(matcher: Matcher, images: Encoded, texts: Encoded, *, loop: bool) -> Tensor:
+    """Logits by the backbone's own comparison, or by the loop over captions."""
+    return LOOPS[matcher.name](matcher, images, texts) if loop else matcher.compare(images, texts)
 
 
 def measure(name: str, *, loop: bool, batch_size: int, device: str, patience: float) -> dict[str, float]:
-    """Best seconds of a step and the peak megabytes that steps take beyond model and batch.
+    """Best seconds of a training step and of its comparison alone, each forward and backward.
+
+    Also the peak megabytes that steps take beyond model and batch.
 
     Args:
         patience: no further repetition is begun after this many seconds.
@@ -73,15 +78,43 @@ def measure(name: str, *, loop: bool, batch_size: int, device: str, patience: fl
     matcher = build_matcher(name, **OPTIONS.get(name, WORDS)).to(device).train()
     batch = make_batch(name, batch_size).to(device)
     before = _peak_megabytes(device)
+
+    def step() -> None:
+        images, texts = matcher.encode_images(batch), matcher.encode_texts(batch)
+        extra = sum(matcher.extra_losses(batch, images).values())
+        gradients_of(compare(matcher, images, texts, loop=loop), extra)
+
+    seconds = _best_seconds(step, matcher, device=device, patience=patience)
+    peak = _peak_megabytes(device) - before
+    with torch.no_grad():
+        images, texts = matcher.encode_images(batch), matcher.encode_texts(batch)
+    images, texts = _leaves(images), _leaves(texts)
+    compared = _best_seconds(
+        lambda: gradients_of(compare(matcher, images, texts, loop=loop)),
+        matcher,
+        device=device,
+        patience=patience,
+    )
+    return {"step": seconds, "comparison": compared, "megabytes": peak}
+
+
+def _leaves(encoded: Encoded) -> Encoded:
+    """The same encodings as a starting point of gradients."""
+    local, pooled = (None if t is None else t.requires_grad_() for t in (encoded.local, encoded.pooled))
+    return Encoded(local, encoded.mask, pooled)
+
+
+def _best_seconds(work: Callable[[], None], matcher: Matcher, *, device: str, patience: float) -> float:
     times: list[float] = []
     started = time.perf_counter()
     while len(times) < 2 or (len(times) < 20 and time.perf_counter() - started < patience):
-        step_started = time.perf_counter()
-        training_step(matcher, batch, loop=loop)
+        matcher.zero_grad(set_to_none=True)
+        work_started = time.perf_counter()
+        work()
         if device != "cpu":
             torch.cuda.synchronize()
-        times.append(time.perf_counter() - step_started)
-    return {"seconds": min(times), "megabytes": _peak_megabytes(device) - before}
+        times.append(time.perf_counter() - work_started)
+    return min(times)
 
 
 def _peak_megabytes(device: str) -> float:
@@ -115,16 +148,24 @@ def main() -> None:
         }
         print(json.dumps(measure(arguments.one, loop=arguments.loop, **options)))
         return
-    print(f"batch {arguments.batch_size}, {arguments.device}, {torch.get_num_threads()} threads, best step")
-    print(f"{'backbone':<10} {'step':>9} {'memory':>9}   {'loop':>9} {'memory':>9} {'faster':>8}")
+    print(
+        f"batch {arguments.batch_size}, {arguments.device}, {torch.get_num_threads()} threads, forward + backward"
+    )
+    print("             whole training step        comparison alone      peak memory")
+    print("backbone     ours     loop  ratio     ours     loop  ratio     ours     loop")
     for name in arguments.backbones or [name for name in BACKBONES if name not in LEFT_OUT]:
         ours = _measured_apart(name, loop=False, arguments=arguments)
-        line = f"{name:<10} {ours['seconds']:>7.3f} s {ours['megabytes']:>6.0f} MB"
-        if name in LOOPS:
-            loop = _measured_apart(name, loop=True, arguments=arguments)
-            line += f"   {loop['seconds']:>7.3f} s {loop['megabytes']:>6.0f} MB"
-            line += f" {loop['seconds'] / ours['seconds']:>7.1f}x"
-        print(line, flush=True)
+        loop = _measured_apart(name, loop=True, arguments=arguments) if name in LOOPS else None
+        print(_line(name, ours, loop), flush=True)
+
+
+def _line(name: str, ours: dict[str, float], loop: dict[str, float] | None) -> str:
+    line = f"{name:<9}"
+    for what in ("step", "comparison"):
+        line += f"{ours[what]:>7.3f}s " + (
+            f"{loop[what]:>7.3f}s {loop[what] / ours[what]:>5.1f}x" if loop else " " * 15
+        )
+    return line + f" {ours['megabytes']:>6.0f}MB" + (f" {loop['megabytes']:>6.0f}MB" if loop else "")
 
 
 if __name__ == "__main__":

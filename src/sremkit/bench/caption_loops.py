@@ -1,8 +1,8 @@
 """The yardstick: one caption against all images at a time, as the field's public codes compare.
 
 Each function takes a backbone's own weights and gives the same logits as its `compare`, only with a Python
-loop over captions, repeated captions, and every intermediate made in full. Like those codes it knows only images
-with the same number of regions.
+loop over captions, repeated captions, and every intermediate made in full. Like those codes it knows only
+images with the same number of regions.
 """
 
 from __future__ import annotations

@@ -60,8 +60,12 @@ def _train(recipe, out: Path, *, resumed: bool) -> None:
 
     process = this_process(recipe.training.device)
     console = Console(highlight=False, quiet=not process.is_main)
-    folder = start_run(recipe, out) if not resumed and process.is_main else RunFolder(out)
+    folder = RunFolder(out)
+    if not resumed:
+        folder.refuse_existing()
     prepared = prepare(recipe, process)
+    if not resumed and process.is_main:
+        folder = start_run(recipe, out)
     noise = prepared.noise
     console.print(
         f"{recipe.name}: {recipe.method['name']} with {recipe.model['name']} on {len(prepared.train):,} pairs, "

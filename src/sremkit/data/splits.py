@@ -15,6 +15,14 @@ NAMED = ("train", "test", *VALIDATION)
 _IN_NAME = re.compile(rf"(?:^|[-_.])({'|'.join(NAMED)})(?:\d{{4}})?(?=[-_.]|$)")
 
 
+class UnknownSplitError(DataError):
+    """A split that a collection does not have; `known` are those that it has."""
+
+    def __init__(self, message: str, known: list[str]) -> None:
+        super().__init__(message)
+        self.known = known
+
+
 def choose_split(asked: str, found: Iterable[str], where: str | Path) -> str:
     """The name under which the split `asked` for is stored; 'dev' finds 'val' and the other way round."""
     names = sorted(set(found))
@@ -25,7 +33,7 @@ def choose_split(asked: str, found: Iterable[str], where: str | Path) -> str:
         if len(others) == 1:
             return others[0]
     known = f"it has: {', '.join(names)}" if names else "no split was found in it"
-    raise DataError(f"{where} has no split '{asked}'; {known}")
+    raise UnknownSplitError(f"{where} has no split '{asked}'; {known}", names)
 
 
 def split_in_name(name: str) -> str | None:

@@ -7,6 +7,7 @@ from typing import Any
 from sremkit.data.batch import Batch
 from sremkit.methods import METHODS, Scorer, Stateless
 from sremkit.objectives import SREM, Terms
+from sremkit.settings import check_options
 
 
 @METHODS.register("srem")
@@ -19,6 +20,7 @@ class SREMMethod(Stateless):
     """
 
     def __init__(self, *, mask_repeated_images: bool = True, **options: Any) -> None:
+        check_options(SREM, options, where="method")
         self.mask_repeated_images = mask_repeated_images
         self.objective = SREM(**options)
 

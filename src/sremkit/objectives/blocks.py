@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-_CPU_ELEMENTS = 1 << 19  # 2 MiB of float32 a buffer
+_CPU_ELEMENTS = 1 << 19  # for each thread: 2 MiB of float32 a buffer
 _DEVICE_ELEMENTS = 1 << 25  # only bounds the memory: small blocks would starve a GPU
 _GROUP = 64  # columns searched together for a maximum
 
@@ -23,10 +23,11 @@ class RowBlocks:
 
     def __init__(self, matrix: Tensor, *, num_buffers: int) -> None:
         size = len(matrix)
-        elements = _CPU_ELEMENTS if matrix.device.type == "cpu" else _DEVICE_ELEMENTS
+        on_cpu = matrix.device.type == "cpu"
+        elements = _CPU_ELEMENTS * torch.get_num_threads() if on_cpu else _DEVICE_ELEMENTS
         self.matrix = matrix
         self.transposed = False
-        self.rows_a_block = size if torch.compiler.is_compiling() else min(size, max(1, elements // size))
+        self.rows_a_block = size if torch.compiler.is_compiling() else min(size, max(1, int(elements) // size))
         self._buffers = [matrix.new_empty(self.rows_a_block * size) for _ in range(num_buffers)]
 
     @property

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from sremkit.objectives.fused import Outcome, Plan, evaluate
 from sremkit.objectives.opaque import evaluate_opaque
@@ -60,8 +59,14 @@ class _GivesGradientAway(torch.autograd.Function):
         return value.clone()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None, None]:
+        if (
+            torch.is_grad_enabled()
+        ):  # asked for with create_graph=True; the matrix would silently count as constant
+            raise RuntimeError(
+                "SREM has no second derivative; put the terms together from the functions of sremkit.objectives, "
+                "which have one"
+            )
         logits, valid = ctx.saved_tensors
         gradient, ctx.gradient = ctx.gradient, None
         if gradient is None:

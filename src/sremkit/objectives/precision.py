@@ -8,18 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """`left @ right` without autocast and, on a CUDA device, without TF32.
+    """`left @ right` and its gradient without autocast and, on a CUDA device, without TF32.
 
-    While compiling, TF32 is left as it is: a process-wide switch cannot be turned inside a graph.
+    While compiling, both are left as they are: process-wide switches cannot be turned inside a graph.
     """
+    return left @ right if torch.compiler.is_compiling() else _Product.apply(left, right)
+
+
+class _Product(torch.autograd.Function):
+    """A function of its own, because backward may run under autocast where forward did not."""
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
+        ctx.save_for_backward(left, right)
+        return _exact(left, right)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor]:
+        left, right = ctx.saved_tensors
+        return _exact(upstream, right.T), _exact(left.T, upstream)
+
+
+def _exact(left: Tensor, right: Tensor) -> Tensor:
     with torch.autocast(device_type=left.device.type, enabled=False):
-        if not left.is_cuda or torch.compiler.is_compiling():
+        if not left.is_cuda:
             return left @ right
         with _without_tf32():
             return left @ right

@@ -58,6 +58,7 @@ def _canvas(title: str) -> tuple[Any, Any]:
 
 def _svg(figure: Any) -> str:
     text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
+    no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    figure.savefig(text, format="svg", metadata=no_metadata, transparent=True)
     svg = text.getvalue()
     return svg[svg.index("<svg") :]  # the XML head has no place inside a page

@@ -136,9 +136,10 @@ class Trainer:
         self.statistics = PairStatistics(len(batches.pairs), device)
         self.position = Position()
         self.optimizer = torch.optim.Adam(
-            matcher.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
+            matcher.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
         )
         self.scorer = self._scorer()
+        self.best_weights: dict[str, Tensor] | None = None  # kept in memory when there is no folder
         self._pending: tuple[int, Tensor, list[str], Tensor] | None = None
 
     def run(self) -> Position:
@@ -243,7 +244,9 @@ class Trainer:
             position.epochs_without_gain += 1
             return
         position.best_score, position.epochs_without_gain = score, 0
-        if self.rank == 0 and self.folder is not None:
+        if self.folder is None:
+            self.best_weights = {name: t.detach().clone() for name, t in self.matcher.state_dict().items()}
+        elif self.rank == 0:
             facts = {**self.model_facts, "metrics": row}
             self._guarded(
                 lambda folder: folder.save_best(

@@ -43,14 +43,18 @@ class RunFolder:
     def create(cls, path: str | Path, *, config: str) -> RunFolder:
         """Start a new run; a folder that holds one already is left alone."""
         folder = cls(path)
-        if folder.config.exists():
-            raise UserError(
-                f"{folder.path} holds a run already; go on with `srem train --resume {folder.path}`, "
-                "or name another folder with --out"
-            )
+        folder.refuse_existing()
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
         replace_file(folder.config, config)
         return folder
+
+    def refuse_existing(self) -> None:
+        """Say so if there is a run in this folder, before any work is done for another one."""
+        if self.config.exists():
+            raise UserError(
+                f"{self.path} holds a run already; go on with `srem train --resume {self.path}`, "
+                "or name another folder with --out"
+            )
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:

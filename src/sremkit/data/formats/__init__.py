@@ -29,13 +29,16 @@ FORMATS: Registry[type[Format]] = Registry("format", package="sremkit.data.forma
 def read_pairs(path: str | Path, *, split: str = "train", format: str | None = None, **options: Any) -> Pairs:
     """Read the pairs at `path`, in the named format or in the one that recognises the path."""
     path = Path(path)
+    return _read(format or find_format(path), path, split, options)
+
+
+def find_format(path: Path) -> str:
+    """The name of the format that recognises `path`."""
     if not path.exists() and not path.parent.exists():
         raise DataError(f"{path} does not exist; check the spelling")
-    if format is not None:
-        return _read(format, path, split, options)
     for name in FORMATS:
         if FORMATS[name].recognizes(path):
-            return _read(name, path, split, options)
+            return name
     if not path.exists():
         raise DataError(f"{path} does not exist; check the spelling")
     raise DataError(f"{path} is in none of the known formats ({', '.join(FORMATS)}); name one with format=")

@@ -1,0 +1,170 @@
+"""A grid of runs: one cell a recipe, several side by side, finished cells kept.
+
+A cell is named by the hash of its resolved recipe. Its row is written when it is finished, so an interrupted
+grid goes on where it stopped, and a grid that grew computes only what is new.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sremkit.data.paths import resolve_source
+from sremkit.evaluation import detection_metrics, retrieval_recall
+from sremkit.evaluation.crowd import FILE, crowd_agreement
+from sremkit.evaluation.judging import judge_pairs
+from sremkit.evaluation.noise_watch import NoiseWatch
+from sremkit.evaluation.scoring import score_pairs, validation_metrics
+from sremkit.experiment import Prepared, describe_noise, make_batches, peak_memory_mb, prepare, read_split
+from sremkit.recipes import Recipe, recipe_to_toml
+from sremkit.training.checkpoint import replace_file
+from sremkit.training.loop import Trainer
+
+
+def cell_key(recipe: Recipe) -> str:
+    """Names a cell: the same settings give the same key, whatever the recipe is called."""
+    settings = recipe_to_toml(recipe).split("\n", 1)[1]
+    return hashlib.sha256(settings.encode()).hexdigest()[:16]
+
+
+def run_grid(
+    cells: Sequence[tuple[dict[str, Any], Recipe]],
+    folder: Path,
+    *,
+    side_by_side: int = 1,
+    on_row: Callable[[dict[str, Any]], None] = lambda row: None,
+) -> list[dict[str, Any]]:
+    """Run every cell that has no row yet; returns all rows in the order of the cells.
+
+    Args:
+        cells: labels for the row (such as method and noise rate) with the recipe.
+        folder: keeps a JSON file a finished cell.
+        side_by_side: how many cells run at a time, each in a process of its own.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = {
+        cell_key(recipe): (labels, recipe) for labels, recipe in cells if not _file(folder, recipe).exists()
+    }
+    if side_by_side == 1:
+        for labels, recipe in missing.values():
+            on_row(_finish(folder, recipe, labels, run_cell(recipe)))
+    elif missing:
+        # Threads of one process would fight over the interpreter, and CUDA wants fresh processes.
+        with ProcessPoolExecutor(side_by_side, mp_context=get_context("spawn")) as pool:
+            threads = max(1, torch.get_num_threads() // side_by_side)
+            futures = {
+                pool.submit(run_cell, recipe, threads): (labels, recipe)
+                for labels, recipe in missing.values()
+            }
+            for future in as_completed(futures):
+                labels, recipe = futures[future]
+                on_row(_finish(folder, recipe, labels, future.result()))
+    return [{**labels, **_read(folder, recipe)} for labels, recipe in cells]
+
+
+def run_cell(recipe: Recipe, threads: int | None = None) -> dict[str, Any]:
+    """Train one recipe in memory; the test split is looked at once, with the best model of the validation."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    started = time.monotonic()
+    prepared = prepare(recipe)
+    history: list[dict[str, Any]] = []
+    trainer = Trainer(
+        prepared.matcher,
+        prepared.method,
+        make_batches(prepared),
+        recipe.training,
+        device=prepared.process.device,
+        validate=lambda: validation_metrics(prepared.matcher, prepared.val, prepared.vocabulary),
+        observer=NoiseWatch(prepared.noise.is_noisy),
+        reporter=_Keeper(history),
+    )
+    trainer.run()
+    last_rsum = history[-1]["val/rsum"]
+    assert trainer.best_weights is not None
+    prepared.matcher.load_state_dict(trainer.best_weights)
+    row = {
+        "val_rsum": max(r["val/rsum"] for r in history),
+        "last_val_rsum": last_rsum,
+        "best_epoch": max(history, key=lambda r: r["val/rsum"])["epoch"] + 1,
+        **_final_metrics(prepared),
+        "selected": _mean(history[-1], "selected_i2t", "selected_t2i"),
+        "selected_wrong": history[-1].get("selected_wrong"),
+        "noisy_gradient_ratio": history[-1].get("noisy_gradient_ratio"),
+        "seconds_per_epoch": sum(r["time/train_seconds"] for r in history) / len(history),
+        "peak_memory_mb": peak_memory_mb(prepared.process.device),
+        "seconds": time.monotonic() - started,
+        "device": str(prepared.process.device),
+        **{f"noise_{key}": value for key, value in describe_noise(prepared.noise).items()},
+    }
+    return row | {"history": [{k: v for k, v in r.items() if isinstance(v, int | float)} for r in history]}
+
+
+def write_csv(rows: Iterable[dict[str, Any]], path: Path) -> None:
+    """Rows as CSV, without their histories."""
+    flat = [{key: _brief(value) for key, value in row.items() if key != "history"} for row in rows]
+    columns = list(dict.fromkeys(key for row in flat for key in row))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, restval="")
+        writer.writeheader()
+        writer.writerows(flat)
+
+
+def _final_metrics(prepared: Prepared) -> dict[str, float]:
+    data, matcher, vocabulary = prepared.recipe.data, prepared.matcher, prepared.vocabulary
+    test = read_split(data, data.test_split)
+    scores = score_pairs(matcher, test, vocabulary)
+    recall = retrieval_recall(scores, test.image_of_text)
+    judged = judge_pairs(matcher, prepared.train, vocabulary)
+    detection = detection_metrics(prepared.noise.is_noisy, judged.match)
+    metrics = {f"test_{name}": value for name, value in recall.items()}
+    metrics["train_auroc"] = detection["auroc"]
+    verdicts = Path(resolve_source(data.source)) / FILE
+    if verdicts.exists():
+        metrics["crowd_auroc"] = crowd_agreement(scores, test, verdicts)
+    return metrics
+
+
+def _finish(folder: Path, recipe: Recipe, labels: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    row = {"key": cell_key(recipe), **row}
+    replace_file(_file(folder, recipe), json.dumps(row))
+    return {**labels, **row}
+
+
+def _file(folder: Path, recipe: Recipe) -> Path:
+    return folder / f"{cell_key(recipe)}.json"
+
+
+def _read(folder: Path, recipe: Recipe) -> dict[str, Any]:
+    return json.loads(_file(folder, recipe).read_text(encoding="utf-8"))
+
+
+def _mean(row: dict[str, Any], *keys: str) -> float | None:
+    return sum(row[key] for key in keys) / len(keys) if keys[0] in row else None
+
+
+def _brief(value: Any) -> Any:
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
+class _Keeper:
+    """A reporter that keeps the epochs' rows and shows nothing."""
+
+    def __init__(self, history: list[dict[str, Any]]) -> None:
+        self.history = history
+
+    def step(self, epoch: int, step: int, steps: int, means: dict[str, float]) -> None: ...
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        self.history.append(row)
+
+    def warn(self, sentence: str) -> None: ...

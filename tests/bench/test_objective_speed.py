@@ -1,0 +1,37 @@
+"""The benchmark of the objective runs, measures the same objective in every way, and the objective is fast."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from logit_cases import random_logits
+from sremkit import SREM
+from sremkit.bench.objective import from_formulas, main, median_seconds, ways
+
+
+def test_the_benchmark_prints_a_ratio_for_every_way(capsys) -> None:
+    main(["--batch-size", "16", "--repeats", "2", "--threads", "1", "--no-compile", "--formulas"])
+    head, *rows = capsys.readouterr().out.strip().split("\n")
+    assert head.startswith("16 pairs, float32, 1 CPU threads")
+    assert [re.split(r"\s{2,}", row)[0] for row in rows] == ["softmax", "SREM", "SREM, formulas and autograd"]
+    assert all(re.search(r"\d+\.\d{3} ms +\d+\.\d\d x softmax$", row) for row in rows)
+
+
+def test_the_formulas_it_compares_with_are_the_objective() -> None:
+    F = random_logits(12)
+    torch.testing.assert_close(from_formulas(F), SREM()(F).total, rtol=1e-10, atol=0)
+
+
+@pytest.mark.alone
+def test_the_objective_costs_a_few_softmaxes() -> None:
+    """About 4 on a quiet machine; the bound leaves room for a busy one, not for autograd's 30 to 50."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        medians = median_seconds(ways(2048, "cpu", compiled=False), repeats=7, device="cpu")
+    finally:
+        torch.set_num_threads(before)
+    assert medians["SREM"] < 10 * medians["softmax"]

@@ -1,0 +1,52 @@
+"""The block-wise computation: any block size gives the same numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from logit_cases import random_logits
+from sremkit import SREM
+from sremkit.objectives import blocks
+from sremkit.objectives.blocks import RowBlocks, first_max
+
+
+def terms_and_gradient(F: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+    leaf = F.clone().requires_grad_()
+    out = SREM()(leaf, image_ids=torch.arange(len(F)) // 3)
+    out.total.backward()
+    return [out.total.detach(), out.energy_t2i, out.weight_i2t, out.weight_t2i], leaf.grad
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64, 129])
+def test_the_size_of_a_block_does_not_matter(rows: int, monkeypatch) -> None:
+    F = random_logits(130)
+    whole, whole_gradient = terms_and_gradient(F)
+    monkeypatch.setattr(blocks, "_CPU_ELEMENTS", rows * 130 / torch.get_num_threads())
+    assert len(list(RowBlocks(F, num_buffers=1))) == -(-130 // rows) > 1
+    parts, gradient = terms_and_gradient(F)
+    torch.testing.assert_close(parts, whole, rtol=1e-12, atol=0)
+    torch.testing.assert_close(gradient, whole_gradient, rtol=1e-10, atol=1e-15)
+
+
+@pytest.mark.parametrize("columns", [1, 5, 64, 100, 128, 192])
+def test_the_first_maximum_is_found_as_torch_finds_it(columns: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    few_values = torch.randint(0, 4, (50, columns), generator=generator).float()  # many ties
+    for block in (few_values, torch.randn(50, columns, generator=generator)):
+        value, place = first_max(block)
+        expected = block.max(dim=1)
+        assert torch.equal(value, expected.values)
+        assert torch.equal(place, (block == expected.values[:, None]).int().argmax(1))
+
+
+def test_rows_and_columns_are_loaded_and_delivered_to_their_place() -> None:
+    matrix = torch.arange(49.0).reshape(7, 7)
+    target = torch.empty(7, 7)
+    for walk in (RowBlocks(matrix, num_buffers=2).T, RowBlocks(matrix, num_buffers=2)):
+        for rows in walk:
+            block, scratch = walk.buffers(rows)
+            loaded = walk.load(rows, into=block, scratch=scratch).clone()
+            assert torch.equal(loaded, (matrix.T if walk.transposed else matrix)[rows])
+            walk.deliver(target, rows, loaded, scratch=scratch)
+    assert torch.equal(target, 2 * matrix)  # columns are written, rows are added
