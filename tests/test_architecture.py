@@ -21,6 +21,7 @@ REPOSITORY = SOURCE.parents[1]
 LAYERS = [
     "data",
     "models",
+    "features",
     "objectives",
     "methods",
     "training",

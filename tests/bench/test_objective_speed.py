@@ -27,11 +27,11 @@ def test_the_formulas_it_compares_with_are_the_objective() -> None:
 
 @pytest.mark.alone
 def test_the_objective_costs_a_few_softmaxes() -> None:
-    """About 4 on a quiet machine; the bound leaves room for a busy one, not for autograd's 30 to 50."""
+    """Just under 4 at 4096 pairs on one thread; the bound leaves room for a busy machine, not for autograd's 30."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        medians = median_seconds(ways(2048, "cpu", compiled=False), repeats=7, device="cpu")
+        medians = median_seconds(ways(4096, "cpu", compiled=False), repeats=5, device="cpu")
     finally:
         torch.set_num_threads(before)
-    assert medians["SREM"] < 10 * medians["softmax"]
+    assert medians["SREM"] < 6 * medians["softmax"]

@@ -112,7 +112,9 @@ def test_eval_prints_the_table_and_writes_json(run: Path, capsys) -> None:
     assert result["noise"]["hash"] in out
 
 
-def test_an_ensemble_is_named_so_and_folds_are_averaged(run: Path, other_run: Path, tmp_path: Path, capsys) -> None:
+def test_an_ensemble_is_named_so_and_folds_are_averaged(
+    run: Path, other_run: Path, tmp_path: Path, capsys
+) -> None:
     out = tmp_path / "both.json"
     assert main(["eval", str(run), str(other_run), "--folds", "2", "-o", str(out)]) == 0
     printed = capsys.readouterr().out

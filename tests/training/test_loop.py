@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -210,3 +211,20 @@ def test_bad_features_in_the_middle_are_told_and_lose_nothing(tmp_path: Path) ->
         tiny.tiny_trainer(folder, pairs=pairs, validate=None).run()
     tiny.tiny_trainer(folder).run()
     assert len(folder.read_metrics()) == 8
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_lower_precision_learns_as_well(precision: str) -> None:
+    full, lower = Listener(), Listener()
+    tiny.tiny_trainer(reporter=full, epochs=2).run()
+    tiny.tiny_trainer(reporter=lower, epochs=2, precision=precision).run()
+    assert lower.rows[-1]["loss"] == pytest.approx(full.rows[-1]["loss"], rel=0.05)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on the CPU")
+def test_a_compiled_model_trains_alike() -> None:
+    eager, compiled = Listener(), Listener()
+    tiny.tiny_trainer(reporter=eager, epochs=1, warmup_epochs=0).run()
+    tiny.tiny_trainer(reporter=compiled, epochs=1, warmup_epochs=0, compile=True).run()
+    # Dropout draws other numbers inside a compiled graph, so the losses agree only roughly.
+    assert compiled.rows[-1]["loss"] == pytest.approx(eager.rows[-1]["loss"], rel=0.2)

@@ -48,6 +48,7 @@ def tiny_trainer(
     folder: RunFolder | None = None, *, method: str = "srem", pairs: Pairs | None = None, **changes
 ):
     """A trainer of the tiny run; `changes` go to its settings, or replace arguments of the trainer."""
+    method_options = changes.pop("method_options", {})
     arguments = {key: changes.pop(key) for key in ("reporter", "validate", "observer") if key in changes}
     clean = pairs or tiny_pairs()
     noise = make_noise(clean.image_of_text, rate=0.3, seed=1)
@@ -62,7 +63,7 @@ def tiny_trainer(
     }
     return Trainer(
         matcher,
-        build_method(method),
+        build_method(method, **method_options),
         Batches(given, batch_size=settings.batch_size, seed=settings.seed),
         settings,
         device=torch.device("cpu"),

@@ -40,6 +40,8 @@ def read_collection(
         whole = read_pairs(path, split=_NOWHERE, format=format, **options)
     except UnknownSplitError as answer:
         names = splits or answer.known
+        if not names:
+            raise
         found = [read_pairs(path, split=name, format=format, **options) for name in names]
         return Collection({pairs.split: pairs for pairs in found}, has_splits=True)
     return Collection({WHOLE: whole}, has_splits=False)

@@ -18,9 +18,9 @@ _IN_NAME = re.compile(rf"(?:^|[-_.])({'|'.join(NAMED)})(?:\d{{4}})?(?=[-_.]|$)")
 class UnknownSplitError(DataError):
     """A split that a collection does not have; `known` are those that it has."""
 
-    def __init__(self, message: str, known: list[str]) -> None:
+    def __init__(self, message: str, known: Iterable[str] = ()) -> None:
         super().__init__(message)
-        self.known = known
+        self.known = list(known)
 
 
 def choose_split(asked: str, found: Iterable[str], where: str | Path) -> str:

@@ -44,7 +44,7 @@ def retrieval_recall(
     result: dict[str, float] = {}
     for direction, ranks in (("i2t", ranks_i2t), ("t2i", ranks_t2i)):
         for k in ks:
-            result[f"{direction}/R@{k}"] = 100.0 * np.count_nonzero(ranks < k) / len(ranks)
+            result[f"{direction}/R@{k}"] = 100.0 * int(np.count_nonzero(ranks < k)) / len(ranks)
     result["rsum"] = recall_sum(result)
     for direction, ranks in (("i2t", ranks_i2t), ("t2i", ranks_t2i)):
         result[f"{direction}/median_rank"] = float(np.floor(np.median(ranks)) + 1)

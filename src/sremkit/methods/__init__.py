@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from sremkit.data.batch import Batch
@@ -20,8 +21,14 @@ class Scorer(Protocol):
 class Method(Protocol):
     """A way to learn from pairs of which some are wrong."""
 
+    def start(self, num_pairs: int, device: torch.device) -> None:
+        """Called once before the first batch, or before the state of a stopped run is loaded."""
+
     def loss(self, matcher: Scorer, batch: Batch, *, warmup: bool) -> Loss:
         """The loss of one batch; `warmup` is true in the epochs that only prepare the model."""
+
+    def finish_epoch(self) -> None:
+        """Called after the last batch of each epoch."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """What the method remembers between batches, so that a stopped run can go on exactly."""
@@ -31,6 +38,10 @@ class Method(Protocol):
 
 class Stateless:
     """For methods that remember nothing between batches."""
+
+    def start(self, num_pairs: int, device: torch.device) -> None: ...
+
+    def finish_epoch(self) -> None: ...
 
     def state_dict(self) -> dict[str, Tensor]:
         return {}

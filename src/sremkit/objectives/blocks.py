@@ -27,7 +27,9 @@ class RowBlocks:
         elements = _CPU_ELEMENTS * torch.get_num_threads() if on_cpu else _DEVICE_ELEMENTS
         self.matrix = matrix
         self.transposed = False
-        self.rows_a_block = size if torch.compiler.is_compiling() else min(size, max(1, int(elements) // size))
+        self.rows_a_block = (
+            size if torch.compiler.is_compiling() else min(size, max(1, int(elements) // size))
+        )
         self._buffers = [matrix.new_empty(self.rows_a_block * size) for _ in range(num_buffers)]
 
     @property

@@ -213,6 +213,7 @@ class Trainer:
     def _finish_epoch(self, epoch: int, *, warmup: bool) -> None:
         """Validate, keep the best model, write the epoch's row."""
         self._settle()
+        self.method.finish_epoch()
         position = self.position
         row: dict[str, Any] = {"step": position.step, "epoch": epoch, "warmup": warmup}
         row["learning_rate"] = self.optimizer.param_groups[0]["lr"]
@@ -277,6 +278,7 @@ class Trainer:
 
     def _start_or_restore(self) -> None:
         torch.manual_seed(self.settings.seed)
+        self.method.start(len(self.batches.pairs), self.device)
         saved = None if self.folder is None else self.folder.latest_step()
         if saved is None:
             if self.folder is not None and self.rank == 0:

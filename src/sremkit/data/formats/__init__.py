@@ -29,13 +29,13 @@ FORMATS: Registry[type[Format]] = Registry("format", package="sremkit.data.forma
 def read_pairs(path: str | Path, *, split: str = "train", format: str | None = None, **options: Any) -> Pairs:
     """Read the pairs at `path`, in the named format or in the one that recognises the path."""
     path = Path(path)
+    if not path.exists() and not path.parent.exists():
+        raise DataError(f"{path} does not exist; check the spelling")
     return _read(format or find_format(path), path, split, options)
 
 
 def find_format(path: Path) -> str:
     """The name of the format that recognises `path`."""
-    if not path.exists() and not path.parent.exists():
-        raise DataError(f"{path} does not exist; check the spelling")
     for name in FORMATS:
         if FORMATS[name].recognizes(path):
             return name

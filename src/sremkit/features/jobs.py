@@ -1,0 +1,140 @@
+"""The work of an extraction in chunks of rows, done by worker processes and handed back in order."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from sremkit.data.pairs import ImageSource
+from sremkit.errors import DataError
+from sremkit.features.pictures import PictureFeatures
+from sremkit.features.store import DTYPE
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+TEXTS_PER_CHUNK = 256  # fixed, because a vector's last bits depend on the texts it shares a batch with
+
+
+class EncodesPictures(Protocol):
+    """What an extraction needs of a picture encoder."""
+
+    description: str
+    dim: int
+    num_places: int
+
+    def load(self) -> None: ...
+
+    def encode(self, picture: Image) -> PictureFeatures: ...
+
+
+class EncodesTexts(Protocol):
+    """What an extraction needs of a sentence encoder."""
+
+    description: str
+    dim: int
+
+    def load(self) -> None: ...
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray: ...
+
+
+class Chunk(NamedTuple):
+    """Features of consecutive rows."""
+
+    first: int
+    arrays: dict[str, np.ndarray]  # by kind: (k, ...) float16, NaN where there is a problem
+    problems: dict[int, str]  # by row
+
+
+class PictureJob(Dataset[Chunk]):
+    """Decodes and encodes pictures; one that cannot be decoded becomes a problem."""
+
+    group = "images"
+
+    def __init__(
+        self, images: ImageSource, encoder: EncodesPictures, kinds: Sequence[str], *, per_chunk: int
+    ) -> None:
+        self.images = images
+        self.encoder = encoder
+        self.kinds = kinds
+        self.per_chunk = per_chunk
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, rows: range) -> Chunk:
+        shapes = {"pooled": (self.encoder.dim,), "grid": (self.encoder.num_places, self.encoder.dim)}
+        arrays = {kind: np.full((len(rows), *shapes[kind]), np.nan, dtype=DTYPE) for kind in self.kinds}
+        problems: dict[int, str] = {}
+        for k, row in enumerate(rows):
+            try:
+                picture = self.images.open(row)
+            except DataError as problem:
+                problems[row] = str(problem)
+                continue
+            features = self.encoder.encode(picture)
+            for kind in self.kinds:
+                arrays[kind][k] = getattr(features, kind)
+        return Chunk(rows.start, arrays, problems)
+
+
+class TextJob(Dataset[Chunk]):
+    """Encodes texts."""
+
+    group = "texts"
+    per_chunk = TEXTS_PER_CHUNK
+
+    def __init__(self, texts: Sequence[str], encoder: EncodesTexts) -> None:
+        self.texts = texts
+        self.encoder = encoder
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, rows: range) -> Chunk:
+        vectors = self.encoder.encode(self.texts[rows.start : rows.stop])
+        return Chunk(rows.start, {"sentences": vectors.astype(DTYPE)}, {})
+
+
+def chunks(job: PictureJob | TextJob, *, start: int, workers: int) -> Iterator[Chunk]:
+    """Every chunk from row `start` on, in order; each is computed by one thread, whoever does it."""
+    if start >= len(job):
+        return
+    job.encoder.load()  # once, before the workers are forked from this process
+    ranges = [range(k, min(k + job.per_chunk, len(job))) for k in range(start, len(job), job.per_chunk)]
+    threads = torch.get_num_threads()
+    # A DataLoader hands results back in order, passes errors on, and its workers end when their parent is killed.
+    loader = DataLoader(
+        job,
+        sampler=ranges,
+        batch_size=None,
+        num_workers=workers,
+        collate_fn=_as_it_is,
+        worker_init_fn=_leave_interrupts_to_the_parent,
+        generator=torch.Generator(),  # else starting the loader would advance the global generator
+    )
+    try:
+        torch.set_num_threads(1)
+        yield from loader
+    finally:
+        torch.set_num_threads(threads)
+
+
+def usable_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _as_it_is(chunk: Any) -> Any:
+    return chunk
+
+
+def _leave_interrupts_to_the_parent(worker: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,115 @@
+"""SREM-plus: SREM's idea with a filter that remembers. Ours, not the paper's.
+
+One batch is a noisy witness: whether a pair wins its row depends on whom it happens to meet. Many epochs are a
+good one. So each pair's in-batch probability is remembered over the epochs, and a mixture of two normals over
+all memories says how far each pair is believed:
+
+    m_i <- decay m_i + (1 - decay) logit(p_i),  p_i the mean of P_ii over both directions
+    belief_i = probability that m_i belongs to the upper of the two heaps
+    L = mean_i belief_i (CE_i i2t + CE_i t2i) / 2 + complementary_weight (L_c i2t + L_c t2i)
+
+The warm-up is SREM's: complementary learning alone.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sremkit.data.batch import Batch
+from sremkit.methods import METHODS, Scorer
+from sremkit.methods.mixture import fit_two_normals
+from sremkit.objectives import Loss, complementary
+from sremkit.objectives.candidates import distinct_images, keep_valid
+
+
+@METHODS.register("srem-plus")
+class SREMPlus:
+    """SREM with a memory: pairs are believed by what many epochs saw of them, not by one batch.
+
+    Args:
+        decay: how much of a pair's memory stays when it is met again.
+        temperature: divides the logits in every term.
+        complementary_weight: of the complementary losses beside the believed pairs.
+        sharpness: how strongly complementary labels prefer hard negatives.
+        least_separation: below it the memories are one heap, and every pair is believed.
+        mask_repeated_images: two captions of one image in a batch are nobody's negatives.
+    """
+
+    def __init__(
+        self,
+        *,
+        decay: float = 0.7,
+        temperature: float = 1.0,
+        complementary_weight: float = 0.3,
+        sharpness: float = 0.0,
+        least_separation: float = 1.5,
+        mask_repeated_images: bool = True,
+    ) -> None:
+        self.decay = decay
+        self.temperature = temperature
+        self.complementary_weight = complementary_weight
+        self.sharpness = sharpness
+        self.least_separation = least_separation
+        self.mask_repeated_images = mask_repeated_images
+        self.memory = torch.zeros(0)
+        self.belief = torch.zeros(0)
+
+    def start(self, num_pairs: int, device: torch.device) -> None:
+        self.memory = torch.full((num_pairs,), float("nan"), device=device)
+        self.belief = torch.ones(num_pairs, device=device)
+
+    def loss(self, matcher: Scorer, batch: Batch, *, warmup: bool) -> Loss:
+        logits = matcher(batch).float() / self.temperature
+        valid = distinct_images(batch.image_id) if self.mask_repeated_images else None
+        self._remember(keep_valid(logits.detach(), valid), batch.pair_id)
+        nobody = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
+        directions = ((logits, valid), (logits.T, None if valid is None else valid.T))
+        lc_i2t, lc_t2i = (
+            complementary(f, nobody, sharpness=self.sharpness, offset=0.5, valid=v) for f, v in directions
+        )
+        if warmup:
+            total = lc_i2t + lc_t2i
+            return Loss(total, {"complementary_i2t": lc_i2t.detach(), "complementary_t2i": lc_t2i.detach()})
+        given = torch.arange(len(logits), device=logits.device)
+        ce = sum(F.cross_entropy(keep_valid(f, v), given, reduction="none") for f, v in directions) / 2
+        belief = self.belief[batch.pair_id]
+        believed = (belief * ce).mean()
+        total = believed + self.complementary_weight * (lc_i2t + lc_t2i)
+        return Loss(
+            total,
+            {
+                "believed": believed.detach(),
+                "complementary_i2t": lc_i2t.detach(),
+                "complementary_t2i": lc_t2i.detach(),
+                "belief": belief.mean(),
+            },
+        )
+
+    def finish_epoch(self) -> None:
+        """Fit the mixture to what is remembered, and believe accordingly."""
+        known = ~self.memory.isnan()
+        memory = self.memory[known]
+        if len(memory) < 100:
+            return  # too few to tell two heaps apart
+        mixture = fit_two_normals(memory.cpu())
+        belief = torch.ones_like(self.belief)
+        if mixture.separation >= self.least_separation:
+            belief[known] = mixture.upper_probability(memory.cpu()).to(belief)
+        self.belief = belief
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"memory": self.memory, "belief": self.belief}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.memory = state["memory"].to(self.memory.device)
+        self.belief = state["belief"].to(self.belief.device)
+
+    def _remember(self, logits: Tensor, pair_id: Tensor) -> None:
+        probability = (logits.softmax(1).diagonal() + logits.softmax(0).diagonal()) / 2
+        seen = torch.logit(probability, eps=1e-6)
+        before = self.memory[pair_id]
+        self.memory[pair_id] = torch.where(
+            before.isnan(), seen, self.decay * before + (1 - self.decay) * seen
+        )

@@ -1,0 +1,76 @@
+"""The grid keeps finished cells and computes the missing ones."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from sremkit.bench import grid
+from sremkit.bench.methods import method_cells, run_methods, summary_table
+from sremkit.recipes import load_recipe
+
+TINY = [
+    "data.train_options.num_scenes=12", "data.options.num_scenes=8", "training.epochs=1",
+    "training.warmup_epochs=1", "training.batch_size=20", "model.embed_size=8", "model.word_dim=8",
+]  # fmt: skip
+
+
+def tiny(method: str = "srem", **changes: object) -> grid.Recipe:
+    return load_recipe(
+        f"scenes-{method}", [*TINY, *(f"{k.replace('__', '.')}={v}" for k, v in changes.items())]
+    )
+
+
+def test_a_key_follows_the_settings_and_not_the_name() -> None:
+    assert grid.cell_key(tiny()) == grid.cell_key(tiny())
+    assert grid.cell_key(tiny()) != grid.cell_key(tiny(training__seed=1))
+    renamed = load_recipe("scenes-srem", [*TINY, "name=other"])
+    assert grid.cell_key(tiny()) == grid.cell_key(renamed)
+
+
+def test_finished_cells_are_kept_and_the_order_is_that_of_the_cells(tmp_path: Path, monkeypatch) -> None:
+    cells = [({"seed": 1}, tiny(training__seed=1)), ({"seed": 0}, tiny())]
+    first = grid.run_grid(cells[:1], tmp_path)
+    ran = []
+    run_cell = grid.run_cell
+    monkeypatch.setattr(
+        grid, "run_cell", lambda recipe, *a: ran.append(recipe.training.seed) or run_cell(recipe)
+    )
+    rows = grid.run_grid(cells, tmp_path)
+    assert ran == [0]
+    assert [row["seed"] for row in rows] == [1, 0]
+    assert rows[0] == first[0]
+    assert rows[0]["test_rsum"] > 0
+    assert rows[0]["noise_protocol"] == "caption"
+    assert len(rows[0]["history"]) == 2
+
+
+def test_cells_side_by_side_give_the_same_rows(tmp_path: Path) -> None:
+    cells = [({"seed": seed}, tiny(training__seed=seed)) for seed in (0, 1)]
+    alone = grid.run_grid(cells, tmp_path / "alone")
+    together = grid.run_grid(cells, tmp_path / "together", side_by_side=2)
+    for one, other in zip(alone, together, strict=True):
+        assert one["test_rsum"] == other["test_rsum"]
+        assert one["train_auroc"] == other["train_auroc"]
+
+
+def test_the_methods_bench_writes_csv_and_a_table(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(
+        "sremkit.bench.methods.load_recipe", lambda name, s: load_recipe(name.replace("-x-", "-"), s)
+    )
+    cells = method_cells("scenes", ["x"], ["infonce", "srem"], [0.0, 0.4], [0, 1], overrides=TINY)
+    assert len(cells) == 8
+    rows = run_methods(cells, tmp_path / "bench.csv")
+    with (tmp_path / "bench.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert len(table) == 8
+    assert "history" not in table[0]
+    assert float(table[3]["test_rsum"]) == pytest.approx(rows[3]["test_rsum"], rel=1e-5)
+    lines = summary_table(rows).splitlines()
+    assert len(lines) == 1 + 4
+    assert "±" in lines[1]
+    assert len(list((tmp_path / "bench.cells").iterdir())) == 8
+    json.loads(next((tmp_path / "bench.cells").iterdir()).read_text())
