@@ -116,3 +116,36 @@ def write_flickr8k(folder: Path, splits: Mapping[str, int], *, captions: int = 2
             [(f"{stem}.avif", picture_bytes(format="AVIF")) for stem in part],
         )
     return folder
+
+
+def write_features(
+    folder: Path,
+    splits: Mapping[str, int],
+    *,
+    has_splits: bool = True,
+    problems: Mapping[int, str] | None = None,
+) -> Path:
+    """A folder of extracted features with `splits[name]` images of two texts each; array row k is full of k."""
+    folder.mkdir(parents=True, exist_ok=True)
+    split_of_image = [split for split, count in splits.items() for _ in range(count)]
+    n, m = len(split_of_image), 2 * len(split_of_image)
+    images: list[dict[str, Any]] = [{"id": f"image {k}", "split": split_of_image[k]} for k in range(n)]
+    for k, problem in (problems or {}).items():
+        images[k]["problem"] = problem
+    pairs = [
+        {"id": f"pair {k}", "split": split_of_image[k // 2], "image": k // 2, "text": f"text {k}"}
+        for k in range(m)
+    ]
+    for name, rows in (("images", images), ("pairs", pairs)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pooled = np.arange(n, dtype=np.float16)[:, None].repeat(3, axis=1)
+    pooled[list(problems or {})] = np.nan
+    sentences = np.arange(m, dtype=np.float16)[:, None].repeat(2, axis=1)
+    np.save(folder / "pooled.npy", pooled)
+    np.save(folder / "sentences.npy", sentences)
+    arrays = {"pooled": {"shape": pooled.shape}, "sentences": {"shape": sentences.shape}}
+    write_json(
+        folder / "features.json",
+        {"name": "small", "has_splits": has_splits, "splits": dict(splits), "arrays": arrays},
+    )
+    return folder

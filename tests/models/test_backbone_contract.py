@@ -73,6 +73,16 @@ def test_padding_changes_no_bit_of_logits_gradients_and_running_estimates(name: 
     assert [key for key in plain if not torch.equal(plain[key], padded[key])] == []
 
 
+@pytest.mark.parametrize("name", IN_CHUNKS)
+def test_absent_regions_and_words_are_encoded_as_zero(name: str) -> None:
+    matcher, batch = small_matcher(name).eval(), make_items().batch(name)
+    for items in (matcher.encode_images(batch), matcher.encode_texts(batch)):
+        local, mask = items.parts()
+        assert not mask.all()
+        assert (local[~mask] == 0).all()
+        assert (local[mask] != 0).any(dim=1).all()
+
+
 @pytest.mark.parametrize("name", READS_WORDS)
 def test_a_caption_scores_the_same_beside_a_much_longer_one(name: str) -> None:
     items = make_items()

@@ -8,6 +8,8 @@ import torch
 from logit_cases import random_logits
 from sremkit import SREM
 from sremkit.objectives import differentiable, fused
+from sremkit.objectives.candidates import distinct_images
+from sremkit.objectives.opaque import _evaluate_op, evaluate_opaque
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning:torch", "ignore::UserWarning:torch")
 
@@ -52,9 +54,21 @@ def test_the_printed_reading_is_one_graph() -> None:
     assert_compiled_equals_eager(SREM(reading="printed"), 8)
 
 
-def test_the_opaque_operation_keeps_its_promises() -> None:
-    from sremkit.objectives.opaque import _evaluate_op
+SWITCHES = ["filtration", "weighting", "complementary"]
 
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_the_opaque_operation_computes_the_same(switch: str) -> None:
+    F = random_logits(9).float()
+    valid = distinct_images(torch.arange(9) // 2)
+    plan = SREM(**{switch: False}, sharpness=2.0)._plan(warmup=False)
+    expected = fused.evaluate(F, valid, plan, with_gradient=True)
+    found = evaluate_opaque(F, valid, plan, with_gradient=True)
+    for one, two in zip(found, expected, strict=True):
+        assert torch.equal(one, two)
+
+
+def test_the_opaque_operation_keeps_its_promises() -> None:
     plan = [float(x) for x in SREM()._plan(warmup=False)]
     valid = torch.eye(6, dtype=torch.bool) | (torch.arange(36).reshape(6, 6) % 5 > 0)
     for with_gradient in (True, False):

@@ -163,8 +163,12 @@ def test_image_ids_of_the_wrong_number_are_refused_in_words() -> None:
 
 @BOTH
 def test_a_batch_of_one_image_alone_has_no_negatives(reading: str) -> None:
-    out, gradient = run(random_logits(5).float(), image_ids=torch.zeros(5, dtype=torch.long), reading=reading)
+    F = random_logits(5).float().fill_diagonal_(1.0)
+    out, gradient = run(F, image_ids=torch.zeros(5, dtype=torch.long), reading=reading)
+    assert out.clean_i2t.all()
     assert out.parts["ranking_i2t"] == out.parts["complementary_t2i"] == 0
+    # Every pair is clean with energy -1, so both directions add 0.01 * 2 * (-1 + 4) / 5 times dE/dF = -1.
+    torch.testing.assert_close(gradient.diagonal(), torch.full((5,), -0.024))
     assert (gradient[~torch.eye(5, dtype=torch.bool)] == 0).all()
 
 

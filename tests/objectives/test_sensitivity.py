@@ -59,7 +59,8 @@ def test_the_oracle_rejects_a_wrong_weight(twin) -> None:
 
 def test_true_matches_are_no_hard_negatives_of_the_weight() -> None:
     F, valid = random_logits(12), different(repeated_ids(12))
-    F[0, 2] = 9.0
+    F[0], F[0, 0], F[0, 2] = -3.0, 3.0, 9.0  # image 0 also comes with text 2; all others trail by far
+    assert sensitivity(F, margin=MARGIN, valid=valid)[0] == 1
     assert_exact(
         sensitivity(F, margin=MARGIN, valid=valid), oracle.sensitivity(F.tolist(), MARGIN, valid.tolist())
     )

@@ -118,6 +118,28 @@ def test_value_and_gradient_equal_those_of_the_public_functions(
     assert one.grad.abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("settings", [{}, {"filtration": False}, {"reading": "printed"}], ids=str)
+@pytest.mark.parametrize("lift", [-6.0, 6.0])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_small_batches_equal_the_oracle_and_the_public_functions(
+    size: int, lift: float, settings: dict
+) -> None:
+    """A clean pair among two has no complementary label left, and one alone has no negative at all."""
+    ids = torch.tensor([0, 1, 0])[:size]
+    for mask, options in ((None, {}), (different(ids), {"image_ids": ids})):
+        F = random_logits(size, lift=lift)
+        one, two = F.clone().requires_grad_(), F.clone().requires_grad_()
+        total, reference = SREM(**settings)(one, **options).total, composed(two, valid=mask, **settings)
+        total.backward()
+        reference.backward()
+        assert_exact(
+            total,
+            oracle.total(F.tolist(), valid=None if mask is None else mask.tolist(), **settings)["total"],
+        )
+        torch.testing.assert_close(total, reference, rtol=1e-10, atol=0)
+        torch.testing.assert_close(one.grad, two.grad, rtol=1e-10, atol=1e-13)
+
+
 def test_the_total_of_the_worked_logits() -> None:
     """With threshold 0 the clean rows are 0 and 2; the clean column is 0: 5 leads 2 and 1, 1 trails 2, 3 trails 5."""
     out = SREM(weighting=False, rectification=False)(WORKED)

@@ -22,15 +22,10 @@ class RowBlocks:
     """The rows of a matrix, or with `transposed` of its transpose, block by block."""
 
     def __init__(self, matrix: Tensor, *, num_buffers: int) -> None:
-        size = len(matrix)
-        on_cpu = matrix.device.type == "cpu"
-        elements = _CPU_ELEMENTS * torch.get_num_threads() if on_cpu else _DEVICE_ELEMENTS
         self.matrix = matrix
         self.transposed = False
-        self.rows_a_block = (
-            size if torch.compiler.is_compiling() else min(size, max(1, int(elements) // size))
-        )
-        self._buffers = [matrix.new_empty(self.rows_a_block * size) for _ in range(num_buffers)]
+        self.rows_a_block = _rows_a_block(matrix)
+        self._buffers = [matrix.new_empty(self.rows_a_block * len(matrix)) for _ in range(num_buffers)]
 
     @property
     def T(self) -> RowBlocks:  # noqa: N802 (as for a tensor)
@@ -63,6 +58,13 @@ class RowBlocks:
             target[:, rows].copy_(scratch.view(len(self.matrix), -1).copy_(values.T))
         else:
             target[rows].add_(values)
+
+
+def _rows_a_block(matrix: Tensor) -> int:
+    if torch.compiler.is_compiling():
+        return len(matrix)
+    elements = _CPU_ELEMENTS * torch.get_num_threads() if matrix.device.type == "cpu" else _DEVICE_ELEMENTS
+    return min(len(matrix), max(1, int(elements) // len(matrix)))
 
 
 def first_max(block: Tensor) -> tuple[Tensor, Tensor]:

@@ -168,10 +168,9 @@ def _direction(blocks: RowBlocks, valid: Tensor | None, plan: Plan, gradient: Te
     finished = [_finish(blocks, rows, excluded, queries.of(rows), plan, gradient) for rows in blocks]
     rest_entropy, loss = (torch.cat(parts) for parts in zip(*finished, strict=True))
     entropy = queries.p_rest * (rest_entropy - queries.log_p_rest) - queries.p_hard * logsigmoid(hard - rest)
-    has_negative = candidates > 1
-    unsatisfied = (plan.margin - positive.sigmoid() + hard.sigmoid() > 0) & has_negative & plan.weighting
+    unsatisfied = (plan.margin - positive.sigmoid() + hard.sigmoid() > 0) & plan.weighting
     weight = 1 - scaled_entropy(entropy, candidates).where(unsatisfied, 0.0)
-    return Direction(positive, hard, hard_index, has_negative, energy, clean, weight, loss.mean())
+    return Direction(positive, hard, hard_index, candidates > 1, energy, clean, weight, loss.mean())
 
 
 def _survey(blocks: RowBlocks, rows: slice, excluded: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -22,7 +22,7 @@ def sensitivity(logits: Tensor, *, margin: float, valid: Tensor | None = None) -
     lowered by making a pair look uncertain.
     """
     logits = as_logits(logits.detach())
-    hard_index, has_negative = hardest_negative(logits, valid)
+    hard_index, _ = hardest_negative(logits, valid)  # a row without a negative has entropy 0, so weight 1
     hard = logits.gather(1, hard_index[:, None]).squeeze(1)
-    unsatisfied = (margin - logits.diagonal().sigmoid() + hard.sigmoid() > 0) & has_negative
+    unsatisfied = margin - logits.diagonal().sigmoid() + hard.sigmoid() > 0
     return 1 - torch.where(unsatisfied, normalized_entropy(logits, valid=valid), 0.0)  # [eq:weight]
