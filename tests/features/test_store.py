@@ -127,6 +127,9 @@ def test_a_journal_cut_off_within_a_line_loses_that_line_only(tmp_path: Path) ->
     journal.write_bytes(journal.read_bytes()[:-5])
     with FeatureStore(tmp_path, small_plan()) as store:
         assert store.done["images"] == 4
+        store.write("images", 4, image_rows(4, 2), {})
+    with FeatureStore(tmp_path, small_plan()) as store:  # what was cut off must not stand before the new line
+        assert store.done["images"] == 6
         write_all(store)
     np.testing.assert_array_equal(np.load(tmp_path / "pooled.npy")[:, 0], np.arange(10))
 

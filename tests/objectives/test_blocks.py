@@ -22,11 +22,17 @@ def terms_and_gradient(F: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tenso
 def test_the_size_of_a_block_does_not_matter(rows: int, monkeypatch) -> None:
     F = random_logits(130)
     whole, whole_gradient = terms_and_gradient(F)
-    monkeypatch.setattr(blocks, "_CPU_ELEMENTS", rows * 130 / torch.get_num_threads())
+    monkeypatch.setattr(blocks, "_rows_a_block", lambda matrix: rows)
     assert len(list(RowBlocks(F, num_buffers=1))) == -(-130 // rows) > 1
     parts, gradient = terms_and_gradient(F)
     torch.testing.assert_close(parts, whole, rtol=1e-12, atol=0)
     torch.testing.assert_close(gradient, whole_gradient, rtol=1e-10, atol=1e-15)
+
+
+def test_large_matrices_are_taken_in_blocks_and_small_ones_whole() -> None:
+    assert RowBlocks(torch.empty(128, 128), num_buffers=0).rows_a_block == 128
+    large = torch.empty(1 << 14, device="meta").expand(1 << 14, 1 << 14)
+    assert RowBlocks(large, num_buffers=0).rows_a_block < 1 << 14
 
 
 @pytest.mark.parametrize("columns", [1, 5, 64, 100, 128, 192])

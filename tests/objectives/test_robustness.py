@@ -79,6 +79,17 @@ def test_a_negative_that_takes_all_costs_its_lead_even_in_float32() -> None:
     assert gradient[0, 1].item() == pytest.approx(1.0)  # half from the row, half from the column
 
 
+def test_small_probabilities_keep_their_digits_in_float32() -> None:
+    """The gradient of the energy is -P; where a negative leads by 20, the others have P of about e^-20 = 2e-9."""
+    F = random_logits(6, scale=0.1, lift=0.0).float() + 20 * torch.eye(6).roll(1, dims=1)
+    one, two = F.clone().requires_grad_(), F.double().requires_grad_()
+    criterion = SREM(complementary=False, energy_weight=1.0)
+    for leaf in (one, two):
+        criterion(leaf).total.backward()
+    assert 0 < two.grad[0, 4].abs() < 1e-6
+    torch.testing.assert_close(one.grad.double(), two.grad, rtol=1e-4, atol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
     F = random_logits(9).to(dtype)

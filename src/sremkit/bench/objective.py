@@ -17,8 +17,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sremkit import SREM
 from sremkit.objectives import (
+    SREM,
     complementary,
     energy,
     energy_bound,

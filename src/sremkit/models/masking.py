@@ -6,6 +6,8 @@ changes no bit of the result: the very same numbers, laid out alike, are added i
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -61,6 +63,8 @@ class MaskedBatchNorm(nn.Module):
     estimate. Fewer channels than built for are the first ones; a channel nobody has keeps its estimates.
     """
 
+    #: Adds sums up over the processes that share a batch; training in several processes sets it.
+    add_up: Callable[[Tensor], Tensor] = staticmethod(lambda sums: sums)
     running_mean: Tensor
     running_var: Tensor
 
@@ -86,9 +90,9 @@ class MaskedBatchNorm(nn.Module):
     def _batch_statistics(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         others = tuple(range(x.ndim - 1))
         present = mask.expand_as(x)
-        count = present.sum(dim=others).clamp_min(1)  # (c,)
-        mean = x.masked_fill(~present, 0.0).sum(dim=others) / count
-        var = (x - mean).masked_fill(~present, 0.0).square().sum(dim=others) / count
+        count = self.add_up(present.sum(dim=others)).clamp_min(1)  # (c,)
+        mean = self.add_up(x.masked_fill(~present, 0.0).sum(dim=others)) / count
+        var = self.add_up((x - mean).masked_fill(~present, 0.0).square().sum(dim=others)) / count
         with torch.no_grad():
             known = count > 1  # a single value has no spread
             unbiased = var * count / (count - 1).clamp_min(1)

@@ -11,6 +11,8 @@ Reference: Diao et al., "Similarity Reasoning and Filtration for Image-Text Matc
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from typing import Literal
 
 import torch
@@ -30,6 +32,8 @@ Statistics = Literal["caption", "batch"]
 class CaptionBatchNorm(nn.Module):
     """Batch normalisation of one number a node, with statistics of each caption or of the whole batch."""
 
+    #: Adds sums up over the processes that share a batch; training in several processes sets it.
+    add_up: Callable[[Tensor], Tensor] = staticmethod(lambda sums: sums)
     running_mean: Tensor
     running_var: Tensor
 
@@ -50,9 +54,9 @@ class CaptionBatchNorm(nn.Module):
         if self.training:
             over = (0, 2) if self.statistics == "caption" else (0, 1, 2)
             present = mask.expand_as(x)
-            count = present.sum(dim=over, keepdim=True)  # (1, m, 1), or (1, 1, 1)
-            mean = x.masked_fill(~present, 0.0).sum(dim=over, keepdim=True) / count
-            var = (x - mean).masked_fill(~present, 0.0).square().sum(dim=over, keepdim=True) / count
+            count = self.add_up(present.sum(dim=over, keepdim=True))  # (1, m, 1), or (1, 1, 1)
+            mean = self.add_up(x.masked_fill(~present, 0.0).sum(dim=over, keepdim=True)) / count
+            var = self.add_up((x - mean).masked_fill(~present, 0.0).square().sum(dim=over, keepdim=True)) / count
             self._move_estimates(mean.flatten(), (var * count / (count - 1).clamp_min(1)).flatten())
         return (x - mean) * (var + self.eps).rsqrt() * self.weight + self.bias
 

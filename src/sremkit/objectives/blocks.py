@@ -64,7 +64,7 @@ def _rows_a_block(matrix: Tensor) -> int:
     if torch.compiler.is_compiling():
         return len(matrix)
     elements = _CPU_ELEMENTS * torch.get_num_threads() if matrix.device.type == "cpu" else _DEVICE_ELEMENTS
-    return min(len(matrix), max(1, int(elements) // len(matrix)))
+    return min(len(matrix), max(1, elements // len(matrix)))
 
 
 def first_max(block: Tensor) -> tuple[Tensor, Tensor]:

@@ -60,9 +60,8 @@ class _GivesGradientAway(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None, None]:
-        if (
-            torch.is_grad_enabled()
-        ):  # asked for with create_graph=True; the matrix would silently count as constant
+        # Under create_graph=True the matrix would silently count as a constant.
+        if torch.is_grad_enabled():
             raise RuntimeError(
                 "SREM has no second derivative; put the terms together from the functions of sremkit.objectives, "
                 "which have one"

@@ -186,9 +186,8 @@ def _survey(blocks: RowBlocks, rows: slice, excluded: Tensor | None) -> tuple[Te
     set_at(block, hard_index, nothing)
     set_pairs(block, rows, positive)
     torch.softmax(block, dim=1, out=share)
-    rest = (
-        block.amax(dim=1) - share.amax(dim=1).log()
-    )  # the logsumexp, at the price of a softmax, which is lower
+    # The logsumexp at the price of a softmax, which is lower.
+    rest = block.amax(dim=1) - share.amax(dim=1).log()
     return positive, hard, hard_index, rest
 
 

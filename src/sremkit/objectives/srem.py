@@ -25,7 +25,8 @@ class SREM(nn.Module):
     """The objective as a module without parameters: `SREM()(logits).total.backward()`.
 
     Logits are (b, b): rows images, columns texts, the given pairs on the diagonal. A temperature or scale,
-    learned or not, is the model's business. Computed in float32 (float64 stays float64), with autocast
+    learned or not, is the model's business; so is a bias, which the energy margins ask for: with the defaults
+    logits should lie well below 0 where nothing fits. Computed in float32 (float64 stays float64), with autocast
     switched off inside.
 
     Args:

@@ -25,6 +25,9 @@ class JoinedMatcher(nn.Module):
         super().__init__()
         self.matcher = matcher
         self.extra: dict[str, Tensor] = {}
+        for part in matcher.modules():
+            if hasattr(part, "add_up"):  # batch statistics are those of the joined batch too
+                part.add_up = add_up
 
     def forward(self, batch: Batch) -> Tensor:
         images, texts = self.matcher.encode_images(batch), self.matcher.encode_texts(batch)
@@ -75,6 +78,11 @@ def gather_replicated(rows: Tensor) -> Tensor:
     return _GatherReplicated.apply(rows)
 
 
+def add_up(own: Tensor) -> Tensor:
+    """The sum over all processes, with gradient."""
+    return _Sum.apply(own)
+
+
 def sum_gradients(parameters: list[nn.Parameter]) -> None:
     """Add up the gradients of all processes; a parameter unused here still takes part."""
     for parameter in parameters:
@@ -96,6 +104,22 @@ class _GatherAndReduce(torch.autograd.Function):
         gradient = gradient.contiguous()
         dist.all_reduce(gradient)
         return gradient.split(ctx.sizes)[dist.get_rank()]
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over processes. Backward: a process's term acts on every process, so their gradients add up."""
+
+    @staticmethod
+    def forward(ctx, own: Tensor) -> Tensor:
+        total = own.detach().clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        gradient = gradient.contiguous().clone()
+        dist.all_reduce(gradient)
+        return gradient
 
 
 class _GatherReplicated(torch.autograd.Function):
