@@ -80,6 +80,14 @@ def test_a_table_becomes_features_that_a_model_is_trained_on(tmp_path: Path, cap
     assert "on 11 pairs" in capsys.readouterr().out
 
 
+def is_alive(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
 def test_a_killed_command_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     source, out = write_scenes(tmp_path / "source", train=60, val=20), tmp_path / "out"
     options = ("--what", "pooled,grid", "--batch-size", "2", "--workers", "1")
@@ -96,9 +104,13 @@ def test_a_killed_command_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
         if journal.exists() and journal.read_bytes().count(b"\n") > 4:
             break
         time.sleep(0.005)
+    (worker,) = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
     os.kill(child.pid, signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
     assert journal.exists()
+    while time.monotonic() < deadline and is_alive(worker):
+        time.sleep(0.05)
+    assert not is_alive(worker)  # it did not stay behind, waiting for somebody to take its work
     assert main(command(source, out, *options)) == 0
     for file in (tmp_path / "whole").iterdir():
         assert (out / file.name).read_bytes() == file.read_bytes(), file.name

@@ -10,21 +10,25 @@ from sremkit import SREM
 from sremkit.objectives import blocks
 from sremkit.objectives.blocks import RowBlocks, first_max
 
+SHARED_IMAGES = {"in threes": torch.arange(130) // 3, "all one image": torch.zeros(130), "none": None}
 
-def terms_and_gradient(F: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+
+def terms_and_gradient(F: torch.Tensor, ids: torch.Tensor | None) -> tuple[list[torch.Tensor], torch.Tensor]:
     leaf = F.clone().requires_grad_()
-    out = SREM()(leaf, image_ids=torch.arange(len(F)) // 3)
+    out = SREM()(leaf, image_ids=ids)
     out.total.backward()
     return [out.total.detach(), out.energy_t2i, out.weight_i2t, out.weight_t2i], leaf.grad
 
 
+@pytest.mark.parametrize("ids", SHARED_IMAGES.values(), ids=SHARED_IMAGES.keys())
 @pytest.mark.parametrize("rows", [1, 7, 64, 129])
-def test_the_size_of_a_block_does_not_matter(rows: int, monkeypatch) -> None:
+def test_the_size_of_a_block_does_not_matter(rows: int, ids: torch.Tensor | None, monkeypatch) -> None:
     F = random_logits(130)
-    whole, whole_gradient = terms_and_gradient(F)
+    F[0, 0] = 1.0  # clean when alone, so that it has a gradient of its energy
+    whole, whole_gradient = terms_and_gradient(F, ids)
     monkeypatch.setattr(blocks, "_rows_a_block", lambda matrix: rows)
     assert len(list(RowBlocks(F, num_buffers=1))) == -(-130 // rows) > 1
-    parts, gradient = terms_and_gradient(F)
+    parts, gradient = terms_and_gradient(F, ids)
     torch.testing.assert_close(parts, whole, rtol=1e-12, atol=0)
     torch.testing.assert_close(gradient, whole_gradient, rtol=1e-10, atol=1e-15)
 

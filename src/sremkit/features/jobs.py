@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator, Sequence
+from multiprocessing import parent_process
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 TEXTS_PER_CHUNK = 256  # fixed, because a vector's last bits depend on the texts it shares a batch with
+PARENT_SECONDS = 1.0  # between two looks whether the parent is still there
 
 
 class EncodesPictures(Protocol):
@@ -110,14 +114,14 @@ def chunks(job: PictureJob | TextJob, *, start: int, workers: int) -> Iterator[C
     job.encoder.load()  # once, before the workers are forked from this process
     ranges = [range(k, min(k + job.per_chunk, len(job))) for k in range(start, len(job), job.per_chunk)]
     threads = torch.get_num_threads()
-    # A DataLoader hands results back in order, passes errors on, and its workers end when their parent is killed.
+    # A DataLoader hands results back in order, a few chunks ahead, and passes errors on.
     loader = DataLoader(
         job,
         sampler=ranges,
         batch_size=None,
         num_workers=workers,
         collate_fn=_as_it_is,
-        worker_init_fn=_leave_interrupts_to_the_parent,
+        worker_init_fn=_follow_the_parent,
         generator=torch.Generator(),  # else starting the loader would advance the global generator
     )
     try:
@@ -136,5 +140,15 @@ def _as_it_is(chunk: Any) -> Any:
     return chunk
 
 
-def _leave_interrupts_to_the_parent(worker: int) -> None:
+def _follow_the_parent(worker: int) -> None:
+    """Leave Ctrl-C to the parent, and end when it is gone: a worker that waits to hand over would stay for ever."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = parent_process()
+    assert parent is not None
+    threading.Thread(target=_end_without, args=(parent.pid,), daemon=True).start()
+
+
+def _end_without(parent: int | None) -> None:
+    while os.getppid() == parent:
+        time.sleep(PARENT_SECONDS)
+    os._exit(1)

@@ -34,6 +34,11 @@ class RowBlocks:
         other.transposed = not self.transposed
         return other
 
+    @property
+    def single(self) -> bool:
+        """Whether one block holds the whole matrix."""
+        return self.rows_a_block == len(self.matrix)
+
     def __iter__(self) -> Iterator[slice]:
         size = len(self.matrix)
         for start in range(0, size, self.rows_a_block):

@@ -201,12 +201,13 @@ def _finish(
 ) -> tuple[Tensor, Tensor]:
     """Entropy without phi and complementary loss (k,) of a block of rows; its gradient goes to `gradient`."""
     block, share, labels, work = blocks.buffers(rows)
-    blocks.load(rows, into=block, scratch=share)
-    if excluded is not None:
-        block.masked_fill_(excluded[rows], low(block.dtype))
-    set_at(block, queries.hard_index, low(block.dtype))
-    set_pairs(block, rows, queries.positive)  # in a row without a negative, phi may be the pair itself
-    torch.softmax(block, dim=1, out=share)
+    if not blocks.single:  # a single block is still in the buffers as the survey left it
+        blocks.load(rows, into=block, scratch=share)
+        if excluded is not None:
+            block.masked_fill_(excluded[rows], low(block.dtype))
+        set_at(block, queries.hard_index, low(block.dtype))
+        set_pairs(block, rows, queries.positive)  # in a row without a negative, phi may be the pair itself
+        torch.softmax(block, dim=1, out=share)
     if plan.complementary:
         _select(torch.sigmoid(block, out=labels), work, rows, excluded, queries, plan)
     rest_entropy = -block.sub_(queries.rest[:, None]).mul_(share).sum(dim=1)
@@ -245,8 +246,7 @@ def _select(
         scores.mul_(plan.sharpness)
     if excluded is not None:
         scores.masked_fill_(excluded[rows], nothing)
-    # The pair stands for the 1 in the denominator. All exponents are shifted alike, which a softmax does
-    # not see.
+    # The pair stands for the 1 in the denominator. A softmax does not see that all exponents are shifted.
     set_pairs(scores, rows, plan.sharpness * plan.offset)
     likelihood = torch.softmax(scores, dim=1, out=scratch)
     if excluded is not None:
