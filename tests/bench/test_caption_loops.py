@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from small_models import make_items, small_matcher, some_loss
+from sremkit.bench.backbones import make_batch, measure
 from sremkit.bench.caption_loops import LOOPS
+from sremkit.models import BACKBONES
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
@@ -24,3 +26,18 @@ def test_a_loop_over_captions_gives_the_backbones_logits_gradients_and_estimates
         results.append({"logits": logits.detach(), **gradients, **dict(matcher.named_buffers())})
     ours, looped = results
     torch.testing.assert_close(ours, looped, rtol=1e-9, atol=1e-12)
+
+
+def test_a_measurement_gives_times_and_memory_of_steps_that_really_ran() -> None:
+    found = measure("dual", loop=False, batch_size=4, device="cpu", patience=0.0)
+    assert set(found) == {"step", "comparison", "megabytes"}
+    assert found["step"] > found["comparison"] > 0
+    assert found["megabytes"] >= 0
+
+
+@pytest.mark.parametrize("name", sorted(BACKBONES))
+def test_every_backbone_has_a_batch_to_be_measured_on(name: str) -> None:
+    batch = make_batch(name, 3)
+    assert len(batch) == 3
+    assert batch.images.shape == ((3, 3, 224, 224) if name == "clip" else (3, 36, 2048))
+    assert batch.word_mask.sum(dim=1).min() >= 8

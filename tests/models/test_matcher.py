@@ -142,7 +142,7 @@ MEASURE = """
 import resource, torch
 from sremkit.models import Encoded, build_matcher
 torch.manual_seed(0)
-sizes = dict(sim_dim=16) if "{name}" in ("sgr", "saf") else {{}}
+sizes = dict(imram=dict(direction="text", num_steps=2), sgr=dict(sim_dim=16), saf=dict(sim_dim=16)).get("{name}", {{}})
 matcher = build_matcher("{name}", vocab_size=50, image_dim=8, embed_size=32, word_dim=8, **sizes)
 def items(n, length):
     local = torch.nn.functional.normalize(torch.randn(n, length, 32), dim=-1)

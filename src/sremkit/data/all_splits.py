@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,4 +44,4 @@ def read_collection(
             raise
         found = [read_pairs(path, split=name, format=format, **options) for name in names]
         return Collection({pairs.split: pairs for pairs in found}, has_splits=True)
-    return Collection({WHOLE: whole}, has_splits=False)
+    return Collection({WHOLE: replace(whole, split=WHOLE)}, has_splits=False)

@@ -25,6 +25,7 @@ class DualEncoder(Matcher):
     Args:
         image_dim: width of an image vector; of images with regions the mean region is taken.
         text_dim: width of a sentence vector.
+        dropout: on the hidden layer of each tower.
         scale: starting slope from cosine to logit; `neutral` is the cosine whose logit starts at 0.
     """
 
@@ -38,7 +39,7 @@ class DualEncoder(Matcher):
         text_dim: int,
         hidden_size: int = 1024,
         embed_size: int = 512,
-        dropout: float = 0.1,
+        dropout: float = 0.5,
         scale: float = 10.0,
         neutral: float = 0.5,
     ) -> None:

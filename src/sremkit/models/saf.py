@@ -56,7 +56,10 @@ class CaptionBatchNorm(nn.Module):
             present = mask.expand_as(x)
             count = self.add_up(present.sum(dim=over, keepdim=True))  # (1, m, 1), or (1, 1, 1)
             mean = self.add_up(x.masked_fill(~present, 0.0).sum(dim=over, keepdim=True)) / count
-            var = self.add_up((x - mean).masked_fill(~present, 0.0).square().sum(dim=over, keepdim=True)) / count
+            var = (
+                self.add_up((x - mean).masked_fill(~present, 0.0).square().sum(dim=over, keepdim=True))
+                / count
+            )
             self._move_estimates(mean.flatten(), (var * count / (count - 1).clamp_min(1)).flatten())
         return (x - mean) * (var + self.eps).rsqrt() * self.weight + self.bias
 

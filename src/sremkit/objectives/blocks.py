@@ -7,7 +7,6 @@ compiling there is one block: the compiler fuses the passes itself.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 
 import torch
@@ -21,18 +20,25 @@ _GROUP = 64  # columns searched together for a maximum
 class RowBlocks:
     """The rows of a matrix, or with `transposed` of its transpose, block by block."""
 
-    def __init__(self, matrix: Tensor, *, num_buffers: int) -> None:
+    def __init__(
+        self,
+        matrix: Tensor,
+        *,
+        num_buffers: int = 0,
+        transposed: bool = False,
+        buffers: list[Tensor] | None = None,
+    ) -> None:
         self.matrix = matrix
-        self.transposed = False
+        self.transposed = transposed
         self.rows_a_block = _rows_a_block(matrix)
-        self._buffers = [matrix.new_empty(self.rows_a_block * len(matrix)) for _ in range(num_buffers)]
+        if buffers is None:
+            buffers = [matrix.new_empty(self.rows_a_block * len(matrix)) for _ in range(num_buffers)]
+        self._buffers = buffers
 
     @property
     def T(self) -> RowBlocks:  # noqa: N802 (as for a tensor)
         """The blocks of the transpose, with the same buffers."""
-        other = copy.copy(self)
-        other.transposed = not self.transposed
-        return other
+        return RowBlocks(self.matrix, transposed=not self.transposed, buffers=self._buffers)
 
     @property
     def single(self) -> bool:
