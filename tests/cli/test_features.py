@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import signal
 import subprocess
@@ -167,6 +168,19 @@ def test_progress_away_from_a_terminal_is_a_line_now_and_then(capsys, monkeypatc
     assert capsys.readouterr().out == (
         "going on after 100 of 1,000 pictures\npictures 600/1,000, 50/s, about 8 s left, 3 unreadable\n"
     )
+
+
+def test_progress_on_a_terminal_is_a_bar() -> None:
+    from rich.console import Console
+
+    screen = io.StringIO()
+    with ExtractionProgress(Console(file=screen, force_terminal=True, width=100)) as progress:
+        progress.show("images", 0, 1000, 0)
+        progress.show("images", 600, 1000, 3)
+        progress.show("texts", 0, 50, 3)
+    assert "600/1000" in screen.getvalue()
+    assert "3 unreadable" in screen.getvalue()
+    assert "captions" in screen.getvalue()
 
 
 @pytest.mark.alone

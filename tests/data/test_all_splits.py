@@ -33,7 +33,9 @@ def test_named_splits_alone_are_read_by_either_name(tmp_path: Path) -> None:
 def test_a_collection_without_splits_is_read_once(tmp_path: Path) -> None:
     collection = read_collection(write_shard(tmp_path / "x.tar", {"0": "a dog", "1": "a cat"}))
     assert not collection.has_splits
-    assert {name: (pairs.split, len(pairs)) for name, pairs in collection.pairs.items()} == {"all": ("all", 2)}
+    assert {name: (pairs.split, len(pairs)) for name, pairs in collection.pairs.items()} == {
+        "all": ("all", 2)
+    }
 
 
 def test_split_files_are_found_in_precomputed_folders(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """A folder of extracted features: what `srem features` writes and training reads.
 
     features.json       what there is, of which pairs, by which encoders; written last, so with it all is there
-    images.jsonl        a line for each image row: id, split, picture, and why it could not be read, if so
+    images.jsonl        a line for each image row: id, split, and why its picture could not be read, if so
     pairs.jsonl         a line for each text row: id, split, text, and the row of its image
     pooled.npy          (images, 1280) float16, one vector an image; rows of unreadable pictures are NaN
     grid.npy            (images, 36, 1280) float16
