@@ -156,7 +156,9 @@ def main(arguments: list[str] | None = None) -> None:
         f"{size} pairs, float32, {where}, torch {torch.__version__}; forward and backward, median of {options.repeats}"
     )
     for name, seconds in medians.items():
-        print(f"{name:<32} {1000 * seconds:9.3f} ms   {seconds / medians['softmax']:6.2f} x softmax")
+        print(
+            f"{name:<{max(map(len, medians))}} {1000 * seconds:9.3f} ms   {seconds / medians['softmax']:6.2f} x softmax"
+        )
 
 
 if __name__ == "__main__":

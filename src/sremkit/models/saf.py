@@ -12,7 +12,6 @@ Reference: Diao et al., "Similarity Reasoning and Filtration for Image-Text Matc
 from __future__ import annotations
 
 from collections.abc import Callable
-
 from typing import Literal
 
 import torch

@@ -27,7 +27,7 @@ class JoinedMatcher(nn.Module):
         self.extra: dict[str, Tensor] = {}
         for part in matcher.modules():
             if hasattr(part, "add_up"):  # batch statistics are those of the joined batch too
-                part.add_up = add_up
+                part.add_up = add_up  # type: ignore[assignment]
 
     def forward(self, batch: Batch) -> Tensor:
         images, texts = self.matcher.encode_images(batch), self.matcher.encode_texts(batch)
