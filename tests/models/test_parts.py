@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from small_models import make_items, small_matcher, some_loss, weights_of
-from sremkit.models.attention import unit_attention
+from sremkit.models.attention import gram_matrix, unit_attention
 from sremkit.models.chunks import CPU_CHUNK, in_first_order, length_chunks
 from sremkit.models.masking import MaskedBatchNorm, masked_mean, masked_softmax
 from sremkit.models.matcher import Encoded
@@ -128,7 +128,7 @@ def test_the_logit_of_a_mean_by_hand_and_far_out() -> None:
 def test_attention_to_nothing_is_finite_with_finite_gradients() -> None:
     contexts = torch.zeros(1, 3, 4, dtype=torch.float64, requires_grad=True)  # an image without any region
     attention = torch.zeros(1, 3, 2, 5, dtype=torch.float64, requires_grad=True)
-    scaled = unit_attention(attention, contexts)
+    scaled = unit_attention(attention, gram_matrix(contexts))
     scaled.sum().backward()
     assert torch.equal(scaled, torch.zeros_like(scaled))
     assert torch.isfinite(contexts.grad).all()
@@ -137,7 +137,7 @@ def test_attention_to_nothing_is_finite_with_finite_gradients() -> None:
 
 def test_scaled_attention_attends_to_unit_vectors() -> None:
     contexts, attention = random(2, 3, 4), random(2, 3, 5, 6, seed=1).softmax(dim=1)
-    found = torch.einsum("ckql,ckd->cqld", unit_attention(attention, contexts), contexts)
+    found = torch.einsum("ckql,ckd->cqld", unit_attention(attention, gram_matrix(contexts)), contexts)
     # x / (‖x‖ + 1e-8) is short of unit length by 1e-8 / ‖x‖
     torch.testing.assert_close(
         found.norm(dim=-1), torch.ones(2, 5, 6, dtype=torch.float64), rtol=1e-6, atol=0

@@ -12,10 +12,10 @@ from oracles.layers import all_pairs, l2, learned_logit, linear
 def tower(w, name, x):
     mean = x.sum() / len(x)
     var = ((x - mean) ** 2).sum() / len(x)
-    x = (x - mean) / torch.sqrt(var + 1e-5) * w[f"{name}.norm.weight"] + w[f"{name}.norm.bias"]
-    hidden = linear(w, f"{name}.hidden", x)
-    hidden = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2  # GELU
-    return linear(w, f"{name}.linear", x) + linear(w, f"{name}.correction", hidden)
+    x = (x - mean) / torch.sqrt(var + 1e-5) * w[f"{name}.layers.0.weight"] + w[f"{name}.layers.0.bias"]
+    x = linear(w, f"{name}.layers.1", x)
+    x = x * (1 + torch.erf(x / math.sqrt(2))) / 2  # GELU
+    return linear(w, f"{name}.layers.4", x)
 
 
 def logits(w, images, sentences):

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sremkit.models.masking import masked_softmax
-from sremkit.models.similarity import EPSILON, full_precision, unit
+from sremkit.models.similarity import EPSILON, full_precision, unit, without_autocast
 
 
 def affinities(queries: Tensor, contexts: Tensor) -> Tensor:
@@ -38,32 +38,39 @@ def attend(affinity: Tensor, query_mask: Tensor, context_mask: Tensor, *, scale:
     return masked_softmax(scale * over_queries, context_mask[:, :, None, None], dim=1)
 
 
-def attended_cosines(affinity: Tensor, attention: Tensor, queries: Tensor, contexts: Tensor) -> Tensor:
+def gram_matrix(contexts: Tensor) -> Tensor:
+    """Products of an item's contexts (c, k, d) with each other: (c, k, k), never in half precision."""
+    with without_autocast(contexts):
+        contexts = full_precision(contexts)
+        return contexts @ contexts.transpose(1, 2)
+
+
+def attended_cosines(affinity: Tensor, attention: Tensor, queries: Tensor, gram: Tensor) -> Tensor:
     """Cosine of each query with the vector it attends to, without making that vector: (c, q, l).
 
     Args:
         affinity: (c, k, q, l) products of the queries *to be compared*, which need not be the ones that
             attention came from.
         queries: (q, l, d), the ones to be compared.
-        contexts: (c, k, d)
+        gram: (c, k, k) of the contexts.
     """
     product = (attention * affinity).sum(dim=1)  # (c, q, l)
-    gram = contexts @ contexts.transpose(1, 2)  # (c, k, k)
-    pulled = (gram @ attention.flatten(2)).view_as(attention)  # (c, k, q, l)
-    context_square = (attention * pulled).sum(dim=1)  # (c, q, l)
-    square = queries.square().sum(dim=-1) * context_square
+    square = queries.square().sum(dim=-1) * _attended_square(attention.flatten(2), gram).view_as(product)
     # Rounding may take a square just below zero; the floor also keeps the root's gradient finite.
     return product / square.clamp_min(EPSILON**2).sqrt()
 
 
-def unit_attention(attention: Tensor, contexts: Tensor) -> Tensor:
+def unit_attention(attention: Tensor, gram: Tensor) -> Tensor:
     """Attention divided by the length of what it attends to, so that sum_k a_kl v_k is a unit vector.
 
     Args:
-        attention: (c, k, ...) over contexts (c, k, d).
+        attention: (c, k, ...) over contexts with the Gram matrix (c, k, k).
     """
-    flat = attention.flatten(2)  # (c, k, queries)
-    gram = contexts @ contexts.transpose(1, 2)  # (c, k, k)
-    square = (flat * (gram @ flat)).sum(dim=1, keepdim=True)  # (c, 1, queries)
-    length = square.clamp_min(EPSILON**2).sqrt()
-    return (flat / (length + EPSILON)).view_as(attention)
+    flat = attention.flatten(2)
+    length = _attended_square(flat, gram).clamp_min(EPSILON**2).sqrt()  # (c, queries)
+    return (flat / (length.unsqueeze(1) + EPSILON)).view_as(attention)
+
+
+def _attended_square(attention: Tensor, gram: Tensor) -> Tensor:
+    """Squared length of each attended vector: aᵀ G a, (c, queries) from attention (c, k, queries)."""
+    return (attention * (gram @ attention)).sum(dim=1)

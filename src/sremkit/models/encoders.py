@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -77,23 +76,20 @@ class WordEncoder(nn.Module):
 
 
 class VectorTower(nn.Module):
-    """A small network from a precomputed vector to a unit vector: a linear map plus a correction to it.
-
-    On frozen features the linear path carries most of what there is to learn and the correction overfits
-    first, so dropout falls on the correction alone.
-    """
+    """A small network from a precomputed vector to a unit vector: norm, linear, GELU, dropout, linear."""
 
     def __init__(self, input_dim: int, hidden_size: int, embed_size: int, *, dropout: float) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(input_dim)
-        self.linear = xavier_linear(input_dim, embed_size)
-        self.hidden = xavier_linear(input_dim, hidden_size)
-        self.dropout = nn.Dropout(dropout)
-        self.correction = xavier_linear(hidden_size, embed_size)
+        self.layers = nn.Sequential(
+            nn.LayerNorm(input_dim),
+            xavier_linear(input_dim, hidden_size),
+            nn.GELU(),
+            nn.Dropout(dropout),
+            xavier_linear(hidden_size, embed_size),
+        )
 
     def forward(self, vectors: Tensor) -> Tensor:
-        x = self.norm(vectors)
-        return unit(self.linear(x) + self.correction(self.dropout(F.gelu(self.hidden(x)))))
+        return unit(self.layers(vectors))
 
 
 def check_positive(**sizes: int) -> None:

@@ -10,7 +10,7 @@ Reference: Chen et al., "IMRAM: Iterative Matching with Recurrent Attention Memo
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sremkit.data.batch import Batch
 from sremkit.models import BACKBONES
-from sremkit.models.attention import affinities, attend, attended_cosines
+from sremkit.models.attention import affinities, attend, attended_cosines, gram_matrix
 from sremkit.models.chunks import in_first_order, length_chunks
 from sremkit.models.encoders import RegionEncoder, WordEncoder, check_positive
 from sremkit.models.masking import masked_mean
@@ -38,24 +38,43 @@ class Memory(nn.Module):
         self.output = nn.Linear(2 * embed_size, embed_size)
         self.unit_memory = unit_memory
 
-    def forward(self, memory: Tensor, attention: Tensor, contexts: Tensor) -> Tensor:
+    def from_memory(self, memory: Tensor) -> Tensor:
+        """W_q q + b of both layers: (..., 2d)."""
+        weight = torch.cat([self.gate.weight, self.output.weight])[:, : memory.shape[-1]]
+        return F.linear(memory, weight, torch.cat([self.gate.bias, self.output.bias]))
+
+    def from_contexts(self, contexts: Tensor) -> Tensor:
+        """W_c v of both layers: (..., 2d)."""
+        weight = torch.cat([self.gate.weight, self.output.weight])[:, contexts.shape[-1] :]
+        return F.linear(contexts, weight)
+
+    def forward(
+        self, memory: Tensor, from_memory: Tensor, attention: Tensor, from_contexts: Tensor
+    ) -> Tensor:
         """The next memory (c, queries, d).
+
+        W [q; c] = W_q q + W_c c, and W_c c is the attention over W_c v: so contexts are multiplied once, and not
+        every attended vector of every pair.
 
         Args:
             memory: (c, queries, d), or (1, queries, d) while it is still the same for all items.
-            attention: (c, k, queries) over contexts (c, k, d).
+            attention: (c, k, queries)
         """
-        d = contexts.shape[-1]
-        weight = torch.cat([self.gate.weight, self.output.weight])  # (2d, 2d)
-        bias = torch.cat([self.gate.bias, self.output.bias])
-        # W [q; c] = W_q q + W_c c, and W_c c is attention over W_c v: so only k contexts are multiplied, not
-        # every attended vector of every pair.
-        from_memory = F.linear(memory, weight[:, :d], bias)  # (c or 1, queries, 2d)
-        projected = F.linear(contexts, weight[:, d:])  # (c, k, 2d)
-        mixed = torch.baddbmm(from_memory, attention.transpose(1, 2).to(projected.dtype), projected)
-        gate, output = torch.sigmoid(mixed[..., :d]), torch.tanh(mixed[..., d:])
+        mixed = torch.baddbmm(from_memory, attention.transpose(1, 2).to(from_contexts.dtype), from_contexts)
+        gate, output = mixed.chunk(2, dim=-1)
+        gate, output = torch.sigmoid(gate), torch.tanh(output)
         updated = gate * memory + (1 - gate) * output
         return unit(updated) if self.unit_memory else updated
+
+
+class Side(NamedTuple):
+    """One modality, ready to ask and to be asked; what a direction does not need is None."""
+
+    local: Tensor  # (n, l, d)
+    mask: Tensor  # (n, l)
+    gram: Tensor | None  # (n, l, l), to be asked
+    as_contexts: Tensor | None  # (n, l, 2d), to be asked by those who remember
+    as_queries: Tensor | None  # (1, n·l, 2d), to ask and remember
 
 
 @BACKBONES.register("imram")
@@ -121,45 +140,64 @@ class IterativeMatching(Matcher):
         return 8 * r * w + 8 * d * num_queries
 
     def compare(self, images: Encoded, texts: Encoded) -> Tensor:
-        regions = images.trimmed().parts()
-        n, r, d = regions[0].shape
+        images = images.trimmed()
+        regions = self.prepared("image", images)  # once for all texts
+        n, r, d = regions.local.shape
         # Words ask: a memory for each word and image. Regions ask: one for each region and text, whatever
         # the text's length; counted as if a text had eight words.
         per_word = 4 * n * d if self.direction == "text" else 4 * n * r * d // 8
         parts, columns = [], []
         for chunk in length_chunks(texts, floats_per_word=per_word):
-            local = (*regions, *chunk.texts.parts())
+            words = self.prepared("text", chunk.texts)
             if self.recompute and torch.is_grad_enabled():
-                similarity = checkpoint(self._compare, *local, use_reentrant=False, preserve_rng_state=False)
+                similarity = checkpoint(
+                    self.similarity, regions, words, use_reentrant=False, preserve_rng_state=False
+                )
             else:
-                similarity = self._compare(*local)
+                similarity = self.similarity(regions, words)
             parts.append(similarity)
             columns.append(chunk.columns)
         return self.to_logit(in_first_order(parts, columns))
 
-    def _compare(self, regions: Tensor, region_mask: Tensor, words: Tensor, word_mask: Tensor) -> Tensor:
-        similarity = regions.new_zeros(len(regions), len(words))
-        if self.direction in ("text", "full"):
-            similarity = similarity + self.ask("text", words, word_mask, regions, region_mask)
-        if self.direction in ("image", "full"):
-            similarity = similarity + self.ask("image", regions, region_mask, words, word_mask).T
-        return similarity
+    def prepared(self, modality: str, items: Encoded) -> Side:
+        """All that depends on one modality alone."""
+        local, mask = items.parts()
+        local = full_precision(local)
+        other = "image" if modality == "text" else "text"
+        asked = self.direction in (other, "full")
+        as_contexts = self.memories[other].from_contexts(local) if other in self.memories else None
+        as_queries = (
+            self.memories[modality].from_memory(local.flatten(0, 1).unsqueeze(0))
+            if modality in self.memories
+            else None
+        )
+        return Side(local, mask, gram_matrix(local) if asked else None, as_contexts, as_queries)
 
-    def ask(
-        self, side: str, queries: Tensor, query_mask: Tensor, contexts: Tensor, context_mask: Tensor
-    ) -> Tensor:
+    def similarity(self, regions: Side, words: Side) -> Tensor:
+        """S of every image with every text: (n, m)."""
+        if self.direction == "text":
+            return self.ask("text", words, regions)
+        if self.direction == "image":
+            return self.ask("image", regions, words).T
+        return self.ask("text", words, regions) + self.ask("image", regions, words).T
+
+    def ask(self, modality: str, queries: Side, contexts: Side) -> Tensor:
         """Sum over the steps of the mean cosine of queries and what they attend to: (c, q)."""
-        queries, contexts = full_precision(queries), full_precision(contexts)
-        with without_autocast(queries):
-            first_affinity = affinities(queries, contexts)  # (c, k, q, l)
-        total = contexts.new_zeros(len(contexts), len(queries))
-        memory, affinity = queries.flatten(0, 1).unsqueeze(0), first_affinity
+        assert contexts.gram is not None
+        with without_autocast(queries.local):
+            first_affinity = affinities(queries.local, contexts.local)  # (c, k, q, l)
+        total = contexts.local.new_zeros(len(contexts.local), len(queries.local))
+        memory, affinity = queries.local.flatten(0, 1).unsqueeze(0), first_affinity
         for step in range(self.num_steps):
-            attention = attend(affinity, query_mask, context_mask, scale=self.attention_scale)
-            with without_autocast(queries):
-                cosines = attended_cosines(first_affinity, attention, queries, contexts)  # (c, q, l)
-            total = total + masked_mean(cosines, query_mask, dim=-1)
+            attention = attend(affinity, queries.mask, contexts.mask, scale=self.attention_scale)
+            with without_autocast(queries.local):
+                cosines = attended_cosines(first_affinity, attention, queries.local, contexts.gram)
+            total = total + masked_mean(cosines, queries.mask, dim=-1)
             if step + 1 < self.num_steps:
-                memory = self.memories[side](memory, attention.flatten(2), contexts)  # (c, q·l, d)
-                affinity = (contexts @ memory.transpose(1, 2)).view_as(first_affinity)
+                update = self.memories[modality]
+                from_memory = queries.as_queries if step == 0 else update.from_memory(memory)
+                memory = update(
+                    memory, from_memory, attention.flatten(2), contexts.as_contexts
+                )  # (c, q·l, d)
+                affinity = (contexts.local @ memory.transpose(1, 2)).view_as(first_affinity)
         return total

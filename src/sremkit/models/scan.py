@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sremkit.data.batch import Batch
 from sremkit.models import BACKBONES
-from sremkit.models.attention import affinities, attend, attended_cosines
+from sremkit.models.attention import affinities, attend, attended_cosines, gram_matrix
 from sremkit.models.chunks import in_first_order, length_chunks
 from sremkit.models.encoders import RegionEncoder, WordEncoder, check_positive
 from sremkit.models.masking import masked_mean
@@ -180,4 +180,4 @@ def attended_cosines_of(*, queries: Encoded, contexts: Encoded, scale: float) ->
         asked, answering = full_precision(asked), full_precision(answering)
         affinity = affinities(asked, answering)  # (c, k, q, l)
         attention = attend(affinity, asked_mask, answering_mask, scale=scale)
-        return attended_cosines(affinity, attention, asked, answering)
+        return attended_cosines(affinity, attention, asked, gram_matrix(answering))

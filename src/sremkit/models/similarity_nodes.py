@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from sremkit.data.batch import Batch
-from sremkit.models.attention import affinities, attend, unit_attention
+from sremkit.models.attention import affinities, attend, gram_matrix, unit_attention
 from sremkit.models.chunks import length_chunks
 from sremkit.models.encoders import RegionEncoder, WordEncoder, check_positive, xavier_linear
 from sremkit.models.global_attention import RegionAttention, WordAttention
@@ -84,20 +84,21 @@ class NodeMatcher(Matcher):
     def nodes(self, images: Encoded, texts: Encoded) -> Iterator[Nodes]:
         """The nodes of all images with all texts, a chunk of texts at a time."""
         images = images.trimmed()
+        gram = gram_matrix(images.parts()[0])
         per_word = len(images) * (images.whole().shape[1] + 4 * self.score.in_features)
         for chunk in length_chunks(texts, floats_per_word=per_word):
             difference = images.whole().unsqueeze(1) - chunk.texts.whole()  # (n, k, d)
             whole = unit(self.global_similarity(difference.square()))  # (n, k, s)
-            values = torch.cat([whole.unsqueeze(2), self._word_nodes(images, chunk.texts)], dim=2)
+            values = torch.cat([whole.unsqueeze(2), self._word_nodes(images, gram, chunk.texts)], dim=2)
             _, word_mask = chunk.texts.parts()
             yield Nodes(values, F.pad(word_mask, (1, 0), value=True), chunk.columns)
 
-    def _word_nodes(self, images: Encoded, texts: Encoded) -> Tensor:
+    def _word_nodes(self, images: Encoded, gram: Tensor, texts: Encoded) -> Tensor:
         (regions, region_mask), (words, word_mask) = images.parts(), texts.parts()
         affinity = affinities(words, regions)  # (n, r, k, w)
         attention = attend(affinity, word_mask, region_mask, scale=self.attention_scale)
         with without_autocast(words):
-            attention = unit_attention(attention, full_precision(regions)).flatten(2)  # (n, r, k·w)
+            attention = unit_attention(attention, gram).flatten(2)  # (n, r, k·w)
         compared = checkpoint(
             self._project_difference,
             attention,
