@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from sremkit.training.run_folder import RunFolder
 RECIPES = {"plain (InfoNCE)": "scenes-infonce", "SREM": "scenes-srem"}
 GALLERY = 24
 
-ReporterFor = Callable[[str, int], AbstractContextManager[Reporter]]
+ReporterFor = Callable[[str, int], AbstractContextManager[Reporter | None]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,37 +54,50 @@ class MethodResult:
 
 
 def run_demo(out: Path, reporter_for: ReporterFor, overrides: Sequence[str] = ()) -> list[MethodResult]:
-    """Train both methods below `out`, evaluate them and write `report.html`.
+    """Train both methods below `out`, side by side, evaluate them and write `report.html`.
 
     A demo that was interrupted goes on; a finished one is run anew.
+
+    Args:
+        reporter_for: shows the progress of SREM; plain training runs in a process of its own beside it.
     """
     if (out / "report.html").exists():
         shutil.rmtree(out)
-    results: list[MethodResult] = []
-    for title, name in RECIPES.items():
-        recipe = load_recipe(name, overrides)
-        prepared = prepare(recipe)
-        folder = _folder(out / name, recipe)
-        total = recipe.training.warmup_epochs + recipe.training.epochs
-        with reporter_for(title, total) as reporter:
-            record = train(prepared, folder, reporter=reporter)
-        matcher, _ = load_best(folder)
-        results.append(_evaluate(title, prepared, matcher, folder, record["seconds"]))
-    # What follows shows the last method, SREM, and its view of the pairs.
-    cards = _gallery(matcher, prepared, results[-1])
+    (plain, plain_recipe), (srem, srem_recipe) = RECIPES.items()
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as beside:
+        future = beside.submit(_train_and_evaluate, plain, plain_recipe, out, overrides)
+        result, prepared, matcher = _train(srem, srem_recipe, out, overrides, reporter_for)
+        results = [future.result(), result]
     page = render(
         "demo.html",
         title="Training on pairs that are partly wrong",
         results=results,
         figures=_figures(results),
-        cards=cards,
-        found=_share_wrong_among_worst(results[-1], 100),
-        noise_rate=float(results[-1].is_noisy.mean()),
+        cards=_gallery(matcher, prepared, result),
+        found=_share_wrong_among_worst(result, 100),
+        noise_rate=float(result.is_noisy.mean()),
         num_pairs=len(prepared.train),
-        seed=recipe.training.seed,
+        seed=prepared.recipe.training.seed,
     )
     (out / "report.html").write_text(page, encoding="utf-8")
     return results
+
+
+def _train(
+    title: str, name: str, out: Path, overrides: Sequence[str], reporter_for: ReporterFor
+) -> tuple[MethodResult, Prepared, Matcher]:
+    recipe = load_recipe(name, overrides)
+    prepared = prepare(recipe)
+    folder = _folder(out / name, recipe)
+    with reporter_for(title, recipe.training.warmup_epochs + recipe.training.epochs) as reporter:
+        record = train(prepared, folder, reporter=reporter)
+    matcher, _ = load_best(folder)
+    return _evaluate(title, prepared, matcher, folder, record["seconds"]), prepared, matcher
+
+
+def _train_and_evaluate(title: str, name: str, out: Path, overrides: Sequence[str]) -> MethodResult:
+    """What the process beside does, without a word."""
+    return _train(title, name, out, overrides, lambda *_: nullcontext())[0]
 
 
 def _folder(path: Path, recipe: Recipe) -> RunFolder:

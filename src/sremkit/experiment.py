@@ -63,6 +63,8 @@ def prepare(recipe: Recipe, process: Process | None = None) -> Prepared:
     noise = _noise(recipe.noise, clean)
     vocabulary = _vocabulary(recipe.data, clean)
     torch.manual_seed(recipe.training.seed)
+    if recipe.training.threads is not None:
+        torch.set_num_threads(recipe.training.threads)
     if recipe.training.precision == "tf32":
         torch.set_float32_matmul_precision("high")
     return Prepared(

@@ -62,6 +62,7 @@ class TrainingSettings:
     drop_last: bool = False
     workers: int = 0  # processes that read ahead
     device: str = "auto"
+    threads: int | None = None  # of the processor; all cores when absent
     precision: Literal["float32", "tf32", "bf16"] = "float32"
     compile: bool = False
     micro_batch: int | None = None  # encode in pieces of this size to save memory (dual encoders only)

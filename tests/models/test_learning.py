@@ -20,9 +20,9 @@ def wider(name: str) -> dict[str, Any]:
     """Options with room enough to know sixteen pairs by heart."""
     options = dict(SMALL[name])
     if name != "clip":
-        options["embed_size"] = 24
+        options["embed_size"] = 32
     if "sim_dim" in options:
-        options["sim_dim"] = 16
+        options["sim_dim"] = 32
     return options
 
 

@@ -30,7 +30,15 @@ def torchrun(*arguments: str, port: int) -> str:
 
 def test_loss_and_gradients_of_two_processes_are_those_of_one_on_the_joined_batch() -> None:
     lines = [line.split() for line in torchrun(str(SCRIPT), port=29611).splitlines()]
-    assert [line[0] for line in lines] == ["scan-t2i", "scan-i2t", "imram", "vse-infty", "sgr", "saf", "sgraf"]
+    assert [line[0] for line in lines] == [
+        "scan-t2i",
+        "scan-i2t",
+        "imram",
+        "vse-infty",
+        "sgr",
+        "saf",
+        "sgraf",
+    ]
     for _, loss, gradient, active in lines:
         assert float(loss) < 1e-9
         assert float(gradient) < 1e-9

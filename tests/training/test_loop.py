@@ -15,6 +15,7 @@ from sremkit.errors import UserError
 from sremkit.models import build_matcher
 from sremkit.training import checkpoint
 from sremkit.training.loop import DivergedError
+from sremkit.training.pieces import PiecewiseMatcher
 from sremkit.training.run_folder import RunFolder
 from training import tiny
 
@@ -173,6 +174,12 @@ def test_pieces_give_the_gradients_of_the_whole_batch() -> None:
         trainer.method.loss(trainer.scorer, doubled, warmup=False).total.backward()
     for one, other in zip(whole.matcher.parameters(), pieces.matcher.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-10, atol=1e-14)
+
+
+def test_pieces_are_refused_where_the_batch_is_normalised() -> None:
+    matcher = build_matcher("vse-infty", vocab_size=9, image_dim=4, embed_size=8, word_dim=4)
+    with pytest.raises(UserError, match="'vse-infty' normalises by statistics of the batch"):
+        PiecewiseMatcher(matcher, 4)
 
 
 def test_pieces_are_refused_where_words_meet_regions() -> None:

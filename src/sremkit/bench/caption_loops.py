@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sremkit.models.imram import IterativeMatching, Memory
+from sremkit.models.imram import IterativeMatching
 from sremkit.models.matcher import Encoded
 from sremkit.models.saf import SimilarityAttentionFiltration
 from sremkit.models.scan import Scan
@@ -81,7 +81,7 @@ def _ask(matcher: IterativeMatching, side: str, queries: Tensor, contexts: Tenso
         found = _attended(memory, contexts, matcher.attention_scale)
         similarities.append(F.cosine_similarity(queries, found, dim=2).mean(dim=1))
         if step + 1 < matcher.num_steps:
-            cell = cast(Memory, matcher.memories[side])
+            cell = matcher.memory_of(side)
             both = torch.cat([memory, found], dim=2)
             gate, output = torch.sigmoid(cell.gate(both)), torch.tanh(cell.output(both))
             memory = gate * memory + (1 - gate) * output

@@ -34,7 +34,8 @@ def run(args: argparse.Namespace) -> None:
 
     console = Console(highlight=False)
     console.print(
-        "Training on generated scenes, 40 % of them captioned wrongly: first plainly, then with SREM.\n"
+        "Training on generated scenes, 40 % of them captioned wrongly: with SREM, and plainly beside it.\n",
+        soft_wrap=True,
     )
     results = run_demo(
         args.out,

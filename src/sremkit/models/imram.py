@@ -10,7 +10,7 @@ Reference: Chen et al., "IMRAM: Iterative Matching with Recurrent Attention Memo
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -165,13 +165,15 @@ class IterativeMatching(Matcher):
         local = full_precision(local)
         other = "image" if modality == "text" else "text"
         asked = self.direction in (other, "full")
-        as_contexts = self.memories[other].from_contexts(local) if other in self.memories else None
-        as_queries = (
-            self.memories[modality].from_memory(local.flatten(0, 1).unsqueeze(0))
-            if modality in self.memories
-            else None
-        )
+        as_contexts = as_queries = None
+        if other in self.memories:
+            as_contexts = self.memory_of(other).from_contexts(local)
+        if modality in self.memories:
+            as_queries = self.memory_of(modality).from_memory(local.flatten(0, 1).unsqueeze(0))
         return Side(local, mask, gram_matrix(local) if asked else None, as_contexts, as_queries)
+
+    def memory_of(self, modality: str) -> Memory:
+        return cast(Memory, self.memories[modality])
 
     def similarity(self, regions: Side, words: Side) -> Tensor:
         """S of every image with every text: (n, m)."""
@@ -194,7 +196,7 @@ class IterativeMatching(Matcher):
                 cosines = attended_cosines(first_affinity, attention, queries.local, contexts.gram)
             total = total + masked_mean(cosines, queries.mask, dim=-1)
             if step + 1 < self.num_steps:
-                update = self.memories[modality]
+                update = self.memory_of(modality)
                 from_memory = queries.as_queries if step == 0 else update.from_memory(memory)
                 memory = update(
                     memory, from_memory, attention.flatten(2), contexts.as_contexts

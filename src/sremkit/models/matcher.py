@@ -147,8 +147,8 @@ class Matcher(nn.Module):
     ) -> Tensor:
         """Logits of all images with all texts, (n, m) on the CPU, in evaluation mode and without gradients.
 
-        Items may lie on any device; a block at a time goes to the model's. Each part of the model is put
-        back into the mode it was found in.
+        Items may lie on any device; a block at a time goes to the model's, so put them there first if they
+        fit. Each part of the model is put back into the mode it was found in.
 
         Args:
             memory_limit: bytes that one block may take beside inputs and result; sets the chunks.

@@ -25,6 +25,11 @@ class PiecewiseMatcher(nn.Module):
         super().__init__()
         if piece < 1:
             raise UserError(f"training.micro_batch must be at least 1, got {piece}")
+        if any(hasattr(part, "running_mean") for part in matcher.modules()):
+            raise UserError(
+                f"'{matcher.name}' normalises by statistics of the batch, which a piece would change; "
+                "training.micro_batch is for backbones without them, such as 'dual' and 'clip'"
+            )
         self.matcher = matcher
         self.piece = piece
         self.extra: dict[str, Tensor] = {}
