@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from sremkit.errors import UnknownNameError, UserError
-from sremkit.methods import METHODS
-from sremkit.models import BACKBONES
+from sremkit.methods import METHODS, build_method
+from sremkit.models import BACKBONES, build_matcher
 from sremkit.recipes import load_recipe, recipe_files, recipe_from_table, recipe_headlines, recipe_to_toml
 from sremkit.settings import SettingsError
 
@@ -56,3 +57,14 @@ def test_own_files_are_read_and_their_faults_told(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("[data]\nsource = 'scenes'\n[model]\n[method]\nname='srem'\n")
     with pytest.raises(SettingsError, match=r"\[model\] needs a name"):
         load_recipe(tmp_path / "mine.toml")
+
+
+@pytest.mark.parametrize("name", recipe_files())
+def test_a_shipped_recipes_model_and_method_can_be_built(name: str) -> None:
+    recipe = load_recipe(name)
+    sizes = {"vocab_size": 50, "image_dim": 16, "text_dim": 8}
+    takes = inspect.signature(BACKBONES[recipe.model["name"]]).parameters
+    options = {key: value for key, value in recipe.model.items() if key != "name"}
+    matcher = build_matcher(recipe.model["name"], **{k: v for k, v in sizes.items() if k in takes}, **options)
+    assert sum(p.numel() for p in matcher.parameters()) > 0
+    build_method(**recipe.method)
