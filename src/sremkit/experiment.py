@@ -25,6 +25,7 @@ from sremkit.models import BACKBONES, Matcher, build_matcher
 from sremkit.recipes import DataSettings, NoiseSettings, Recipe, load_recipe, recipe_to_toml
 from sremkit.reports.run import write_run_report
 from sremkit.settings import check_options
+from sremkit.training.checkpoint import without_prefix
 from sremkit.training.loop import Reporter, Trainer
 from sremkit.training.processes import Process, this_process
 from sremkit.training.progress import Several
@@ -101,19 +102,7 @@ def train(prepared: Prepared, folder: RunFolder, *, reporter: Reporter | None = 
         "seconds": folder.read_record().get("seconds", 0.0),
     }
     events = TensorBoardWriter(folder.events) if process.is_main else None
-    trainer = Trainer(
-        prepared.matcher,
-        prepared.method,
-        make_batches(prepared),
-        settings,
-        device=process.device,
-        folder=folder,
-        validate=lambda: validation_metrics(prepared.matcher, prepared.val, prepared.vocabulary),
-        observer=NoiseWatch(prepared.noise.is_noisy),
-        reporter=Several(reporter, events),
-        model_facts=prepared.model_facts(),
-        process=(process.rank, process.world),
-    )
+    trainer = make_trainer(prepared, Several(reporter, events), folder)
     try:
         record["best_rsum"] = trainer.run().best_score
     finally:
@@ -125,6 +114,24 @@ def train(prepared: Prepared, folder: RunFolder, *, reporter: Reporter | None = 
     if process.is_main:
         write_run_report(folder)
     return record
+
+
+def make_trainer(prepared: Prepared, reporter: Reporter, folder: RunFolder | None = None) -> Trainer:
+    """The trainer of a prepared recipe; without a folder it keeps the best weights in memory."""
+    process = prepared.process
+    return Trainer(
+        prepared.matcher,
+        prepared.method,
+        make_batches(prepared),
+        prepared.recipe.training,
+        device=process.device,
+        folder=folder,
+        validate=lambda: validation_metrics(prepared.matcher, prepared.val, prepared.vocabulary),
+        observer=NoiseWatch(prepared.noise.is_noisy),
+        reporter=reporter,
+        model_facts=prepared.model_facts(),
+        process=(process.rank, process.world),
+    )
 
 
 def make_batches(prepared: Prepared) -> Batches:
@@ -153,7 +160,7 @@ def load_best(folder: RunFolder) -> tuple[Matcher, Vocabulary | None]:
     """The best model of a run, with its vocabulary."""
     tensors, facts = folder.best()
     matcher = build_matcher(facts["model"]["name"], **facts["model"]["options"])
-    matcher.load_state_dict({name.removeprefix("model/"): t for name, t in tensors.items()})
+    matcher.load_state_dict(without_prefix("model", tensors))
     vocabulary = None if facts["vocabulary"] is None else Vocabulary.from_dict(facts["vocabulary"])
     return matcher.eval(), vocabulary
 
@@ -249,6 +256,7 @@ __all__ = [
     "evaluate_runs",
     "load_best",
     "make_batches",
+    "make_trainer",
     "peak_memory_mb",
     "prepare",
     "read_split",

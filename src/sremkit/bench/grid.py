@@ -22,12 +22,10 @@ from sremkit.data.paths import resolve_source
 from sremkit.evaluation import detection_metrics, retrieval_recall
 from sremkit.evaluation.crowd import FILE, crowd_agreement
 from sremkit.evaluation.judging import judge_pairs
-from sremkit.evaluation.noise_watch import NoiseWatch
-from sremkit.evaluation.scoring import score_pairs, validation_metrics
-from sremkit.experiment import Prepared, describe_noise, make_batches, peak_memory_mb, prepare, read_split
+from sremkit.evaluation.scoring import score_pairs
+from sremkit.experiment import Prepared, describe_noise, make_trainer, peak_memory_mb, prepare, read_split
 from sremkit.recipes import Recipe, recipe_to_toml
 from sremkit.training.checkpoint import replace_file
-from sremkit.training.loop import Trainer
 
 
 def cell_key(recipe: Recipe) -> str:
@@ -78,16 +76,7 @@ def run_cell(recipe: Recipe, threads: int | None = None) -> dict[str, Any]:
     started = time.monotonic()
     prepared = prepare(recipe)
     history: list[dict[str, Any]] = []
-    trainer = Trainer(
-        prepared.matcher,
-        prepared.method,
-        make_batches(prepared),
-        recipe.training,
-        device=prepared.process.device,
-        validate=lambda: validation_metrics(prepared.matcher, prepared.val, prepared.vocabulary),
-        observer=NoiseWatch(prepared.noise.is_noisy),
-        reporter=_Keeper(history),
-    )
+    trainer = make_trainer(prepared, _Keeper(history))
     trainer.run()
     last_rsum = history[-1]["val/rsum"]
     assert trainer.best_weights is not None

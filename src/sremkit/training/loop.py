@@ -103,7 +103,6 @@ class Trainer:
     Args:
         validate: gives the metrics of the current model; "rsum" decides which model is kept.
         model_facts: what it takes to build the matcher again; stored beside its weights.
-        pair_ids: the user's own ids, for the per-pair statistics.
         process: rank and number of processes that share every batch.
     """
 
