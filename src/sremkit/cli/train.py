@@ -54,30 +54,32 @@ def _train(recipe, out: Path, *, resumed: bool) -> None:
     from rich.console import Console
 
     from sremkit.experiment import prepare, start_run, train
-    from sremkit.training.processes import this_process
+    from sremkit.training.processes import joined
     from sremkit.training.progress import TrainingProgress
     from sremkit.training.run_folder import RunFolder
 
-    process = this_process(recipe.training.device)
-    console = Console(highlight=False, quiet=not process.is_main)
-    folder = RunFolder(out)
-    if not resumed:
-        folder.refuse_existing()
-    prepared = prepare(recipe, process)
-    if not resumed and process.is_main:
-        folder = start_run(recipe, out)
-    noise = prepared.noise
-    console.print(
-        f"{recipe.name}: {recipe.method['name']} with {recipe.model['name']} on {len(prepared.train):,} pairs, "
-        f"{100 * noise.rate:.1f} % of them made wrong (per {noise.protocol}, index {noise.hash}), "
-        f"on {process.device}; the run is in {out}",
-        soft_wrap=True,
-    )
-    epochs = recipe.training.warmup_epochs + recipe.training.epochs
-    with TrainingProgress(epochs, title=recipe.name, console=console) as progress:
-        record = train(prepared, folder, reporter=progress)
-    console.print(
-        f"\nfinished in {record['seconds']:.0f} s; best validation R_sum {record['best_rsum']:.1f}\n"
-        f"  {folder.report}\n  srem eval {out} --split test",
-        soft_wrap=True,
-    )
+    with joined(recipe.training.device) as process:
+        console = Console(highlight=False, quiet=not process.is_main)
+        folder = RunFolder(out)
+        if (
+            not resumed and process.is_main
+        ):  # the others may come when the folder of this run is there already
+            folder.refuse_existing()
+        prepared = prepare(recipe, process)
+        if not resumed and process.is_main:
+            folder = start_run(recipe, out)
+        noise = prepared.noise
+        console.print(
+            f"{recipe.name}: {recipe.method['name']} with {recipe.model['name']} on {len(prepared.train):,} "
+            f"pairs, {100 * noise.rate:.1f} % of them made wrong (per {noise.protocol}, index {noise.hash}), "
+            f"on {process.device}; the run is in {out}",
+            soft_wrap=True,
+        )
+        epochs = recipe.training.warmup_epochs + recipe.training.epochs
+        with TrainingProgress(epochs, title=recipe.name, console=console) as progress:
+            record = train(prepared, folder, reporter=progress)
+        console.print(
+            f"\nfinished in {record['seconds']:.0f} s; best validation R_sum {record['best_rsum']:.1f}\n"
+            f"  {folder.report}\n  srem eval {out} --split test",
+            soft_wrap=True,
+        )

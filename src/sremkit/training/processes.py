@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
 from sremkit.extras import require
 
@@ -33,3 +36,17 @@ def this_process(device: str = "auto") -> Process:
     accelerate = require("accelerate", extra="train", purpose="train in several processes")
     state = accelerate.PartialState(cpu=device == "cpu" or not torch.cuda.is_available())
     return Process(rank=state.process_index, world=state.num_processes, device=state.device)
+
+
+@contextmanager
+def joined(device: str = "auto") -> Iterator[Process]:
+    """This process among the others, which it leaves in good order at the end.
+
+    The threads of the collectives must end before the interpreter does: one that still wants to give back a
+    Python object then would abort the whole process, after all its work is done.
+    """
+    try:
+        yield this_process(device)
+    finally:
+        if dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group()
