@@ -113,11 +113,11 @@ def _evaluate(
     return MethodResult(
         title=title,
         recall=retrieval_recall(score_pairs(matcher, test, prepared.vocabulary), test.image_of_text),
-        detection=detection_metrics(prepared.noise.is_noisy, judgement.match),
+        detection=detection_metrics(prepared.is_noisy, judgement.match),
         seconds=seconds,
         history=folder.read_metrics(),
         judgement=judgement,
-        is_noisy=prepared.noise.is_noisy,
+        is_noisy=prepared.is_noisy,
         noise_hash=prepared.noise.hash,
     )
 

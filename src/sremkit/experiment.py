@@ -12,17 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from sremkit.data import Batches, Noise, Pairs, Vocabulary, load_noise, make_noise, read_pairs
+from sremkit.data import Batches, Noise, Pairs, Vocabulary
 from sremkit.data.paths import resolve_source
-from sremkit.errors import DataError
+from sremkit.data.recipe_pairs import noise_for, read_split, read_training_pairs
+from sremkit.errors import DataError, UserError
 from sremkit.evaluation import retrieval_recall_folds
 from sremkit.evaluation.noise_watch import NoiseWatch
 from sremkit.evaluation.scoring import score_pairs, validation_metrics
 from sremkit.methods import METHODS, Method, build_method
 from sremkit.models import BACKBONES, Matcher, build_matcher
-from sremkit.recipes import DataSettings, NoiseSettings, Recipe, load_recipe, recipe_to_toml
+from sremkit.recipes import DataSettings, Recipe, load_recipe, recipe_to_toml
 from sremkit.reports.run import write_run_report
 from sremkit.settings import check_options
 from sremkit.training.checkpoint import without_prefix
@@ -39,8 +41,10 @@ class Prepared:
 
     recipe: Recipe
     train: Pairs  # as given, so with the noise in it
+    is_noisy: np.ndarray  # (training pairs,) the truth about them
     val: Pairs
-    noise: Noise
+    noise: Noise  # of all pairs, so before any were set aside
+    trusted: Pairs | None  # right pairs, set aside for a method that needs some
     vocabulary: Vocabulary | None
     matcher: Matcher
     method: Method
@@ -60,8 +64,11 @@ def prepare(recipe: Recipe, process: Process | None = None) -> Prepared:
     Args:
         process: which of several processes this is; found out when absent.
     """
-    clean = read_split(recipe.data, recipe.data.train_split, **recipe.data.train_options)
-    noise = _noise(recipe.noise, clean)
+    clean = read_training_pairs(recipe.data)
+    noise = noise_for(recipe.noise, clean)
+    method = _method(recipe.method)
+    aside = _set_aside(recipe, clean, method)  # (m,) bool
+    used = np.flatnonzero(~aside)
     vocabulary = _vocabulary(recipe.data, clean)
     torch.manual_seed(recipe.training.seed)
     if recipe.training.threads is not None:
@@ -70,20 +77,16 @@ def prepare(recipe: Recipe, process: Process | None = None) -> Prepared:
         torch.set_float32_matmul_precision("high")
     return Prepared(
         recipe=recipe,
-        train=clean.paired_as(noise.image_of_text),
+        train=clean.paired_as(noise.image_of_text).select(used),
+        is_noisy=noise.is_noisy[used],
         val=read_split(recipe.data, recipe.data.val_split),
         noise=noise,
+        trusted=clean.select(np.flatnonzero(aside)) if aside.any() else None,
         vocabulary=vocabulary,
-        matcher=_matcher(recipe.model, clean, vocabulary),
-        method=_method(recipe.method),
+        matcher=_matcher(recipe.model, clean, vocabulary, method),
+        method=method,
         process=process or this_process(recipe.training.device),
     )
-
-
-def read_split(data: DataSettings, split: str, **more: Any) -> Pairs:
-    """Read one split of a recipe's data."""
-    source = resolve_source(data.source)
-    return read_pairs(source, split=split, format=data.format, **{**data.options, **more})
 
 
 def train(prepared: Prepared, folder: RunFolder, *, reporter: Reporter | None = None) -> dict[str, Any]:
@@ -127,10 +130,11 @@ def make_trainer(prepared: Prepared, reporter: Reporter, folder: RunFolder | Non
         device=process.device,
         folder=folder,
         validate=lambda: validation_metrics(prepared.matcher, prepared.val, prepared.vocabulary),
-        observer=NoiseWatch(prepared.noise.is_noisy),
+        observer=NoiseWatch(prepared.is_noisy),
         reporter=reporter,
         model_facts=prepared.model_facts(),
         process=(process.rank, process.world),
+        trusted=_trusted_batches(prepared),
     )
 
 
@@ -148,6 +152,15 @@ def make_batches(prepared: Prepared) -> Batches:
         workers=settings.workers,
         pin_memory=process.device.type == "cuda",
         shard=(process.rank, process.world),
+    )
+
+
+def _trusted_batches(prepared: Prepared) -> Batches | None:
+    if prepared.trusted is None:
+        return None
+    settings = prepared.recipe.training
+    return Batches(
+        prepared.trusted, batch_size=settings.batch_size, vocabulary=prepared.vocabulary, seed=settings.seed
     )
 
 
@@ -206,11 +219,19 @@ def peak_memory_mb(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def _noise(settings: NoiseSettings, clean: Pairs) -> Noise:
-    if settings.file is not None:
-        path = Path(resolve_source(settings.file))
-        return load_noise(path, clean.image_of_text, num_images=clean.num_images)
-    return make_noise(clean.image_of_text, rate=settings.rate, protocol=settings.protocol, seed=settings.seed)
+def _set_aside(recipe: Recipe, clean: Pairs, method: Method) -> np.ndarray:
+    """Which pairs are trusted: all captions of some images, the same ones for every seed of the training."""
+    wanted = recipe.data.trusted_images
+    if method.needs_trusted and wanted == 0:
+        raise UserError(
+            f"the method '{recipe.method['name']}' learns from some pairs known to be right; say how many images "
+            "to set aside for it, for example `--set data.trusted_images=100`"
+        )
+    images = np.unique(clean.image_of_text)
+    if not 0 <= wanted < len(images):
+        raise UserError(f"data.trusted_images is {wanted}, but the training data has {len(images)} images")
+    chosen = np.random.default_rng(recipe.noise.seed).permutation(images)[:wanted]
+    return np.isin(clean.image_of_text, chosen)
 
 
 def _vocabulary(data: DataSettings, pairs: Pairs) -> Vocabulary | None:
@@ -221,7 +242,7 @@ def _vocabulary(data: DataSettings, pairs: Pairs) -> Vocabulary | None:
     return Vocabulary.build(pairs.texts, min_count=data.min_count)
 
 
-def _matcher(table: dict[str, Any], pairs: Pairs, vocabulary: Vocabulary | None) -> Matcher:
+def _matcher(table: dict[str, Any], pairs: Pairs, vocabulary: Vocabulary | None, method: Method) -> Matcher:
     """Build the backbone; widths that follow from the data need not be written down."""
     options = {key: value for key, value in table.items() if key != "name"}
     backbone = BACKBONES[table["name"]]
@@ -234,7 +255,7 @@ def _matcher(table: dict[str, Any], pairs: Pairs, vocabulary: Vocabulary | None)
     for option, value in known.items():
         if option in backbone.__init__.__annotations__ and option not in options:
             options[option] = value()
-    return build_matcher(table["name"], **options)
+    return method.model(table["name"], **options)
 
 
 def _method(table: dict[str, Any]) -> Method:

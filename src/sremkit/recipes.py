@@ -29,9 +29,11 @@ class DataSettings:
     test_split: str = "test"
     train_options: dict[str, Any] = field(default_factory=dict)  # reader's options for the training split
     options: dict[str, Any] = field(default_factory=dict)  # reader's options for every split
+    keep: str | None = None  # a keep-list: train only on the pairs with these ids, one a line
     vocabulary: str | None = None  # a published JSON file; built from the training captions when absent
     min_count: int = 4  # words seen less often are unknown
     words: bool = True  # false for models on sentence vectors
+    trusted_images: int = 0  # set aside before the noise, with their captions, for methods that need right pairs
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 
 from sremkit.data import Batches, make_noise
 from sremkit.evaluation import detection_metrics
-from sremkit.methods import METHODS, build_method
+from sremkit.methods import METHODS, Surroundings, build_method
 from sremkit.training.loop import StoppedError
 from sremkit.training.run_folder import RunFolder
 from training import tiny
@@ -21,12 +21,13 @@ from training import tiny
 def test_a_method_gives_a_finite_loss_that_reaches_every_parameter(name: str) -> None:
     trainer = tiny.tiny_trainer(method=name)
     method, matcher = trainer.method, trainer.matcher
-    method.start(96, torch.device("cpu"))
+    method.start(trainer.surroundings())
     batch = trainer.batches.take(np.arange(0, 96, 6))
-    for warmup in (True, False):
+    for epoch, warmup in enumerate((True, False)):
         matcher.zero_grad()
-        loss = method.loss(matcher, batch, warmup=warmup)
-        loss.total.backward()
+        method.begin_epoch(epoch, warmup=warmup)
+        loss = method.loss(trainer.scorer, batch, warmup=warmup)
+        (loss.total + sum(trainer.scorer.extra.values())).backward()
         assert loss.total.ndim == 0
         assert torch.isfinite(loss.total)
         assert all(not part.requires_grad for part in loss.parts.values())
@@ -64,7 +65,7 @@ def test_every_method_beats_guessing_on_a_small_task(name: str) -> None:
 
 def started_plus(num_pairs: int = 96, **options: float):
     method = build_method("srem-plus", **options)
-    method.start(num_pairs, torch.device("cpu"))
+    method.start(Surroundings(num_pairs, torch.device("cpu")))
     return method
 
 

@@ -75,14 +75,14 @@ def test_only_the_best_model_stays(tmp_path: Path) -> None:
     assert [f.name for f in folder.checkpoints.iterdir()] == ["best-00000009"]
 
 
-def test_metrics_of_steps_to_be_repeated_are_forgotten(tmp_path: Path) -> None:
+def test_metrics_of_epochs_to_be_repeated_are_forgotten(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", config="")
-    for step in (5, 10, 15):
-        folder.append_metrics({"step": step})
+    for epoch in (0, 1, 2):
+        folder.append_metrics({"epoch": epoch})
     with folder.metrics.open("a") as file:
-        file.write('{"step": 2')  # the process ended here
-    folder.forget_metrics_after(10)
-    assert folder.read_metrics() == [{"step": 5}, {"step": 10}]
+        file.write('{"epoch": 2')  # the process ended here
+    folder.forget_metrics_from(2)
+    assert folder.read_metrics() == [{"epoch": 0}, {"epoch": 1}]
 
 
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:

@@ -81,6 +81,28 @@ def test_stopped_by_ctrl_c_and_resumed_it_is_the_same(
     assert_same(uninterrupted, folder)
 
 
+class PowerCut:
+    """Ends the run at the end of an epoch, after its row was written and before its state was."""
+
+    def step(self, *_: object) -> None: ...
+
+    def epoch(self, row: dict) -> None:
+        if row["epoch"] == 1:
+            raise ConnectionAbortedError
+
+    def warn(self, sentence: str) -> None: ...
+
+
+def test_an_epoch_whose_row_was_written_but_not_its_end_appears_once(
+    uninterrupted: RunFolder, tmp_path: Path
+) -> None:
+    folder = RunFolder.create(tmp_path / "run", config="")
+    with pytest.raises(ConnectionAbortedError):
+        tiny.tiny_trainer(folder, reporter=PowerCut(), checkpoint_minutes=0.0).run()
+    tiny.tiny_trainer(folder).run()
+    assert_same(uninterrupted, folder)
+
+
 def test_a_finished_run_resumed_stays_as_it_is(uninterrupted: RunFolder) -> None:
     before = tiny.outcome(uninterrupted)
     tiny.tiny_trainer(uninterrupted).run()

@@ -16,7 +16,6 @@ from sremkit.data.features import ArrayFeatures
 from sremkit.evaluation.noise_watch import NoiseWatch
 from sremkit.evaluation.scoring import validation_metrics
 from sremkit.methods import build_method
-from sremkit.models import build_matcher
 from sremkit.recipes import TrainingSettings
 from sremkit.training.loop import Trainer
 from sremkit.training.run_folder import RunFolder
@@ -54,8 +53,12 @@ def tiny_trainer(
     noise = make_noise(clean.image_of_text, rate=0.3, seed=1)
     settings = TrainingSettings(**{**SETTINGS, **changes})
     torch.manual_seed(settings.seed)
-    matcher = build_matcher("dual", image_dim=12, text_dim=8, hidden_size=16, embed_size=8, dropout=0.2)
+    built = build_method(method, **method_options)
+    matcher = built.model("dual", image_dim=12, text_dim=8, hidden_size=16, embed_size=8, dropout=0.2)
     given = clean.paired_as(noise.image_of_text)
+    trusted = (
+        Batches(tiny_pairs(num_images=8), batch_size=settings.batch_size) if built.needs_trusted else None
+    )
     arguments = {
         "validate": lambda: validation_metrics(matcher, clean),
         "observer": NoiseWatch(noise.is_noisy),
@@ -63,11 +66,12 @@ def tiny_trainer(
     }
     return Trainer(
         matcher,
-        build_method(method, **method_options),
+        built,
         Batches(given, batch_size=settings.batch_size, seed=settings.seed),
         settings,
         device=torch.device("cpu"),
         folder=folder,
+        trusted=trusted,
         model_facts={"model": {"name": matcher.name, "options": matcher.options}, "vocabulary": None},
         **arguments,
     )

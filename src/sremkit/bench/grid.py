@@ -89,6 +89,9 @@ def run_cell(recipe: Recipe, threads: int | None = None) -> dict[str, Any]:
         "selected": _mean(history[-1], "selected_i2t", "selected_t2i"),
         "selected_wrong": history[-1].get("selected_wrong"),
         "noisy_gradient_ratio": history[-1].get("noisy_gradient_ratio"),
+        "noisy_pull_ratio": history[-1].get("noisy_pull_ratio"),
+        "networks": prepared.method.networks,
+        "filter_seconds_per_epoch": sum(r["time/filter_seconds"] for r in history) / len(history),
         "seconds_per_epoch": sum(r["time/train_seconds"] for r in history) / len(history),
         "peak_memory_mb": peak_memory_mb(prepared.process.device),
         "seconds": time.monotonic() - started,
@@ -114,7 +117,7 @@ def _final_metrics(prepared: Prepared) -> dict[str, float]:
     scores = score_pairs(matcher, test, vocabulary)
     recall = retrieval_recall(scores, test.image_of_text)
     judged = judge_pairs(matcher, prepared.train, vocabulary)
-    detection = detection_metrics(prepared.noise.is_noisy, judged.match)
+    detection = detection_metrics(prepared.is_noisy, judged.match)
     metrics = {f"test_{name}": value for name, value in recall.items()}
     metrics["train_auroc"] = detection["auroc"]
     verdicts = Path(resolve_source(data.source)) / FILE

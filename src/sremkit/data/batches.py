@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -19,6 +20,8 @@ class TextEncoder(Protocol):
     """Anything that turns a text into word numbers, such as a `Vocabulary`."""
 
     def encode(self, text: str) -> list[int]: ...
+
+LOOKING = 0x100C  # keeps the orders of passes apart from those of training
 
 
 class Batches:
@@ -96,6 +99,14 @@ class Batches:
             generator=torch.Generator(),  # else starting the loader would advance the global generator
         )
         return iter(loader)
+
+    def every_pair(self, round_: int) -> Iterator[Batch]:
+        """Each pair exactly once, in random batches of about equal size, whole in every process.
+
+        For looking at all pairs between epochs; the order belongs to `seed` and `round_`, and to no epoch.
+        """
+        order = np.random.default_rng((self.seed, round_, LOOKING)).permutation(len(self.pairs))
+        return (self.take(rows) for rows in np.array_split(order, math.ceil(len(order) / self.batch_size)))
 
     def take(self, pair_ids: np.ndarray) -> Batch:
         """One batch of exactly these pairs."""

@@ -2,48 +2,76 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from sremkit.data.batch import Batch
+from sremkit.data.batches import Batches
+from sremkit.models import Matcher, build_matcher
 from sremkit.objectives import Loss
 from sremkit.registry import Registry
 
 
 class Scorer(Protocol):
-    """A matcher as a method sees it: a batch in, its logits out."""
+    """A matcher as a method sees it: a batch in, its logits (b, b) out; of two networks (2, b, b)."""
 
     def __call__(self, batch: Batch) -> Tensor: ...
 
 
-class Method(Protocol):
-    """A way to learn from pairs of which some are wrong."""
+@dataclass(frozen=True)
+class Surroundings:
+    """What a method has at hand beside the batches. Most need no more than the first two."""
 
-    def start(self, num_pairs: int, device: torch.device) -> None:
+    num_pairs: int
+    device: torch.device
+    matcher: Matcher | None = None  # for what a batch's logits do not tell, such as a pass over all pairs
+    every_pair: Callable[[int], Iterator[Batch]] | None = (
+        None  # each training pair once, in an order of this number
+    )
+    trusted: Batches | None = None  # pairs known to be right, set aside from the training data
+
+    def whole(self) -> tuple[Matcher, Callable[[int], Iterator[Batch]]]:
+        """The matcher and the passes over all pairs, for a method that cannot do without."""
+        if self.matcher is None or self.every_pair is None:
+            raise ValueError("this method passes over all pairs; start it with the matcher and the passes")
+        return self.matcher, self.every_pair
+
+
+class Method:
+    """A way to learn from pairs of which some are wrong. Subclasses give `loss`, and what else they need."""
+
+    #: How many networks it trains, whose mean is evaluated. Several make its results those of an ensemble.
+    networks: ClassVar[int] = 1
+    #: Whether it needs pairs known to be right; then `data.trusted_images` are set aside for it.
+    needs_trusted: ClassVar[bool] = False
+
+    @classmethod
+    def model(cls, backbone: str, **options: Any) -> Matcher:
+        """The model that it trains, of this backbone."""
+        member = {"name": backbone, "options": options}
+        return (
+            build_matcher(backbone, **options) if cls.networks == 1 else build_matcher("twins", member=member)
+        )
+
+    def start(self, surroundings: Surroundings) -> None:
         """Called once before the first batch, or before the state of a stopped run is loaded."""
+
+    def begin_epoch(self, epoch: int, *, warmup: bool) -> None:
+        """Called before the first batch of each epoch, such as to look at all pairs and divide them."""
 
     def loss(self, matcher: Scorer, batch: Batch, *, warmup: bool) -> Loss:
         """The loss of one batch; `warmup` is true in the epochs that only prepare the model."""
+        raise NotImplementedError
 
     def finish_epoch(self) -> None:
         """Called after the last batch of each epoch."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """What the method remembers between batches, so that a stopped run can go on exactly."""
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
-
-
-class Stateless:
-    """For methods that remember nothing between batches."""
-
-    def start(self, num_pairs: int, device: torch.device) -> None: ...
-
-    def finish_epoch(self) -> None: ...
-
-    def state_dict(self) -> dict[str, Tensor]:
         return {}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -59,4 +87,4 @@ def build_method(name: str, **options: Any) -> Method:
     return METHODS[name](**options)
 
 
-__all__ = ["METHODS", "Method", "Scorer", "Stateless", "build_method"]
+__all__ = ["METHODS", "Method", "Scorer", "Surroundings", "build_method"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from sremkit.data.batch import Batch
-from sremkit.methods import METHODS, Scorer, Stateless
+from sremkit.methods import METHODS, Method, Scorer
 from sremkit.objectives import Loss
 from sremkit.objectives.infonce import infonce
 
 
 @METHODS.register("infonce")
-class InfoNCE(Stateless):
+class InfoNCE(Method):
     """Plain training: symmetric cross-entropy over the batch; no defence against wrong pairs."""
 
     def loss(self, matcher: Scorer, batch: Batch, *, warmup: bool) -> Loss:

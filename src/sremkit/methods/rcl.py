@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Literal
 
 from sremkit.data.batch import Batch
-from sremkit.methods import METHODS, Scorer, Stateless
+from sremkit.methods import METHODS, Method, Scorer
 from sremkit.objectives import Loss
 from sremkit.objectives.candidates import distinct_images
 from sremkit.objectives.rcl import Form, rcl
 
 
 @METHODS.register("rcl")
-class RCL(Stateless):
+class RCL(Method):
     """RCL: learns from negative matches alone, so that no wrong pair is ever believed.
 
     Args:

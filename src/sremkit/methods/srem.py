@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from sremkit.data.batch import Batch
-from sremkit.methods import METHODS, Scorer, Stateless
+from sremkit.methods import METHODS, Method, Scorer
 from sremkit.objectives import SREM, Terms
 from sremkit.settings import check_options
 
 
 @METHODS.register("srem")
-class SREMMethod(Stateless):
+class SREMMethod(Method):
     """SREM: energy-guided filtration, swapped gradient weighting, biased complementary learning.
 
     Args:

@@ -18,14 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sremkit.data.batch import Batch
-from sremkit.methods import METHODS, Scorer
+from sremkit.methods import METHODS, Method, Scorer, Surroundings
 from sremkit.methods.mixture import fit_two_normals
 from sremkit.objectives import Loss, complementary
 from sremkit.objectives.candidates import distinct_images, keep_valid
 
 
 @METHODS.register("srem-plus")
-class SREMPlus:
+class SREMPlus(Method):
     """SREM with a memory: pairs are believed by what many epochs saw of them, not by one batch.
 
     Args:
@@ -56,7 +56,8 @@ class SREMPlus:
         self.memory = torch.zeros(0)
         self.belief = torch.zeros(0)
 
-    def start(self, num_pairs: int, device: torch.device) -> None:
+    def start(self, surroundings: Surroundings) -> None:
+        num_pairs, device = surroundings.num_pairs, surroundings.device
         self.memory = torch.full((num_pairs,), float("nan"), device=device)
         self.belief = torch.ones(num_pairs, device=device)
 

@@ -130,6 +130,10 @@ class Matcher(nn.Module):
         logits = self.compare(images, self.encode_texts(batch))
         return logits, self.extra_losses(batch, images)
 
+    def networks(self) -> list[Matcher]:
+        """The networks it consists of, whose gradients are clipped apart: itself, where there is one."""
+        return [self]
+
     def floats_per_pair(self, images: Encoded, texts: Encoded) -> int:
         """About how many numbers `compare` holds for one image with one text; sets score_all's blocks."""
         return 2

@@ -19,14 +19,14 @@ from torch import Tensor
 from sremkit.data.batch import Batch
 from sremkit.data.batches import Batches
 from sremkit.errors import UserError
-from sremkit.methods import Method
+from sremkit.methods import Method, Surroundings
 from sremkit.models.matcher import Matcher
 from sremkit.objectives import Loss, Terms
 from sremkit.recipes import TrainingSettings
 from sremkit.training.checkpoint import load_optimizer_tensors, optimizer_tensors, prefixed, without_prefix
-from sremkit.training.distributed import JoinedMatcher, join_ids, sum_gradients
-from sremkit.training.pieces import PiecewiseMatcher
+from sremkit.training.distributed import join_ids, sum_gradients
 from sremkit.training.run_folder import RunFolder
+from sremkit.training.scorers import scorer_for
 from sremkit.training.signals import StopRequest
 from sremkit.training.statistics import PairStatistics
 
@@ -44,7 +44,7 @@ class DivergedError(UserError):
 class Observer(Protocol):
     """Watches batches from outside, such as evaluation that knows which pairs are wrong."""
 
-    def step(self, pair_id: Tensor, terms: Loss) -> None: ...
+    def step(self, pair_id: Tensor, terms: Loss, pull: Tensor | None) -> None: ...
 
     def finish_epoch(self) -> dict[str, float]: ...
 
@@ -63,27 +63,6 @@ class Reporter(Protocol):
     def warn(self, sentence: str) -> None: ...
 
 
-class Scorer(Protocol):
-    """The matcher as a method calls it, with the backbone's own losses of the last call beside."""
-
-    extra: dict[str, Tensor]
-
-    def __call__(self, batch: Batch) -> Tensor: ...
-
-
-class WholeMatcher(torch.nn.Module):
-    """A matcher in one process, all at once."""
-
-    def __init__(self, matcher: Matcher, *, compiled: bool) -> None:
-        super().__init__()
-        self.extra: dict[str, Tensor] = {}
-        self._score = torch.compile(matcher.logits_and_losses) if compiled else matcher.logits_and_losses
-
-    def forward(self, batch: Batch) -> Tensor:
-        logits, self.extra = self._score(batch)
-        return logits
-
-
 @dataclass
 class Position:
     """Where a run is, and what it has seen so far in this epoch."""
@@ -95,6 +74,7 @@ class Position:
     epochs_without_gain: int = 0
     sums: dict[str, float] = field(default_factory=dict)  # of this epoch's batches
     train_seconds: float = 0.0
+    filter_seconds: float = 0.0  # what the method took before the epoch's first batch
 
 
 class Trainer:
@@ -104,6 +84,7 @@ class Trainer:
         validate: gives the metrics of the current model; "rsum" decides which model is kept.
         model_facts: what it takes to build the matcher again; stored beside its weights.
         process: rank and number of processes that share every batch.
+        trusted: pairs known to be right, for a method that needs some.
     """
 
     def __init__(
@@ -120,6 +101,7 @@ class Trainer:
         reporter: Reporter | None = None,
         model_facts: dict[str, Any] | None = None,
         process: tuple[int, int] = (0, 1),
+        trusted: Batches | None = None,
     ) -> None:
         self.matcher = matcher.to(device)
         self.method = method
@@ -128,6 +110,7 @@ class Trainer:
         self.device = device
         self.rank, self.world = process
         self.folder = folder
+        self.trusted = trusted
         self.validate = validate
         self.observer = observer
         self.reporter = reporter
@@ -137,7 +120,7 @@ class Trainer:
         self.optimizer = torch.optim.Adam(
             matcher.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
         )
-        self.scorer = self._scorer()
+        self.scorer = scorer_for(matcher, settings, world=self.world)
         self.best_weights: dict[str, Tensor] | None = None  # kept in memory when there is no folder
         self._pending: tuple[int, Tensor, list[str], Tensor] | None = None
 
@@ -150,6 +133,7 @@ class Trainer:
             while self.position.epoch < total and not self._out_of_patience():
                 epoch, warmup = self.position.epoch, self.position.epoch < self.settings.warmup_epochs
                 self._set_learning_rate(epoch)
+                self._begin_epoch(epoch, warmup=warmup)
                 steps = len(self.batches.order(epoch))
                 for batch in self.batches.epoch(epoch, start=self.position.step_in_epoch):
                     started = time.perf_counter()
@@ -166,13 +150,34 @@ class Trainer:
                 last_save = time.monotonic()
         return self.position
 
+    def surroundings(self) -> Surroundings:
+        """What the method may use beside the batches."""
+        return Surroundings(
+            num_pairs=len(self.batches.pairs),
+            device=self.device,
+            matcher=self.matcher,
+            every_pair=lambda round_: (batch.to(self.device) for batch in self.batches.every_pair(round_)),
+            trusted=self.trusted,
+        )
+
+    def _begin_epoch(self, epoch: int, *, warmup: bool) -> None:
+        if self.position.step_in_epoch > 0:
+            return  # stopped in this epoch and resumed: the method's state has what it made at its beginning
+        started = time.perf_counter()
+        with self._precision():
+            self.method.begin_epoch(epoch, warmup=warmup)
+        self.position.filter_seconds = time.perf_counter() - started
+
+    def _precision(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16")
+
     def _update(self, batch: Batch, *, warmup: bool) -> None:
         """One step of the optimiser."""
         batch = batch.to(self.device, non_blocking=True)
         if self.world > 1:
             batch = join_ids(batch)
         self.matcher.train()
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16"):
+        with self._precision():
             terms = self.method.loss(self.scorer, batch, warmup=warmup)
         extra = self.scorer.extra
         loss = terms.total + sum(extra.values())
@@ -180,14 +185,15 @@ class Trainer:
         loss.backward()
         if self.world > 1:
             sum_gradients(list(self.matcher.parameters()))
-        torch.nn.utils.clip_grad_norm_(self.matcher.parameters(), self.settings.clip)
+        for network in self.matcher.networks():
+            torch.nn.utils.clip_grad_norm_(network.parameters(), self.settings.clip)
         self._settle()  # the step before: by now its numbers have arrived without waiting for the device
         self.optimizer.step()
         self.position.step += 1
         self.position.step_in_epoch += 1
         self.statistics.update(batch.pair_id, terms)
         if self.observer is not None:
-            self.observer.step(batch.pair_id, terms)
+            self.observer.step(batch.pair_id, terms, self.scorer.take_pull())
         self._note(batch.pair_id, {"loss": loss.detach(), **terms.parts, **extra, **_selected(terms)})
 
     def _note(self, pair_id: Tensor, numbers: dict[str, Tensor]) -> None:
@@ -223,6 +229,7 @@ class Trainer:
         metrics = self.validate() if self.validate is not None else {}
         row |= {f"val/{name}": value for name, value in metrics.items()}
         row["time/train_seconds"] = position.train_seconds
+        row["time/filter_seconds"] = position.filter_seconds
         row["time/validate_seconds"] = time.perf_counter() - started
         row["time/pairs_per_second"] = len(self.batches.pairs) / max(position.train_seconds, 1e-9)
         self._keep_if_best(metrics.get("rsum", float(position.step)), row)
@@ -236,7 +243,7 @@ class Trainer:
         position.epoch += 1
         position.step_in_epoch = 0
         position.sums = {}
-        position.train_seconds = 0.0
+        position.train_seconds = position.filter_seconds = 0.0
 
     def _keep_if_best(self, score: float, row: dict[str, Any]) -> None:
         position = self.position
@@ -277,11 +284,11 @@ class Trainer:
 
     def _start_or_restore(self) -> None:
         torch.manual_seed(self.settings.seed)
-        self.method.start(len(self.batches.pairs), self.device)
+        self.method.start(self.surroundings())
         saved = None if self.folder is None else self.folder.latest_step()
         if saved is None:
             if self.folder is not None and self.rank == 0:
-                self.folder.forget_metrics_after(-1)
+                self.folder.forget_metrics_from(0)
             return
         tensors, facts = saved
         self.position = Position(**facts["position"])
@@ -296,17 +303,7 @@ class Trainer:
             torch.cuda.set_rng_state(tensors["generator/cuda"], self.device)
         assert self.folder is not None
         if self.rank == 0:
-            self.folder.forget_metrics_after(self.position.step)
-
-    def _scorer(self) -> Scorer:
-        """The matcher as a method calls it: joined over processes, in pieces, compiled, or as it is."""
-        if self.settings.micro_batch is not None:
-            if self.world > 1:
-                raise UserError("training.micro_batch works in one process; use smaller batches instead")
-            return PiecewiseMatcher(self.matcher, self.settings.micro_batch)
-        if self.world > 1:
-            return JoinedMatcher(self.matcher)
-        return WholeMatcher(self.matcher, compiled=self.settings.compile)
+            self.folder.forget_metrics_from(self.position.epoch)
 
     def _set_learning_rate(self, epoch: int) -> None:
         decayed = epoch - self.settings.warmup_epochs >= self.settings.decay_after

@@ -103,9 +103,9 @@ class RunFolder:
     def read_metrics(self) -> list[dict[str, Any]]:
         return list(self._rows())
 
-    def forget_metrics_after(self, step: int) -> None:
-        """Drop rows that a resumed run is going to write again, and a half-written last line."""
-        kept = [row for row in self._rows() if row["step"] <= step]
+    def forget_metrics_from(self, epoch: int) -> None:
+        """Drop rows that a run resumed in this epoch is going to write again, and a half-written last line."""
+        kept = [row for row in self._rows() if row["epoch"] < epoch]
         replace_file(self.metrics, "".join(json.dumps(row) + "\n" for row in kept))
 
     def write_record(self, record: dict[str, Any]) -> None:
