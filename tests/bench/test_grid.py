@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sremkit.bench import grid
-from sremkit.bench.methods import method_cells, run_methods, summary_table
+from sremkit.bench.methods import method_cells, methods_table, run_methods
 from sremkit.recipes import load_recipe
 
 TINY = [
@@ -59,7 +59,7 @@ def test_cells_side_by_side_give_the_same_rows(tmp_path: Path) -> None:
 
 def test_the_methods_bench_writes_csv_and_a_table(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(
-        "sremkit.bench.methods.load_recipe", lambda name, s: load_recipe(name.replace("-x-", "-"), s)
+        "sremkit.bench.methods.method_recipe", lambda data, _, method, s: load_recipe(f"{data}-{method}", s)
     )
     cells = method_cells("scenes", ["x"], ["infonce", "srem"], [0.0, 0.4], [0, 1], overrides=TINY)
     assert len(cells) == 8
@@ -69,8 +69,9 @@ def test_the_methods_bench_writes_csv_and_a_table(tmp_path: Path, monkeypatch) -
     assert len(table) == 8
     assert "history" not in table[0]
     assert float(table[3]["test_rsum"]) == pytest.approx(rows[3]["test_rsum"], rel=1e-5)
-    lines = summary_table(rows).splitlines()
-    assert len(lines) == 1 + 4
-    assert "±" in lines[1]
+    lines = methods_table(rows, title="t").as_text().splitlines()
+    assert lines[2] == "single models"
+    assert len(lines) == 2 + 2 + 1 + 4  # title, heading, columns, and a line for each rate and method
+    assert "±" in lines[-1]
     assert len(list((tmp_path / "bench.cells").iterdir())) == 8
     json.loads(next((tmp_path / "bench.cells").iterdir()).read_text())

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from sremkit.data.paths import resolve_source
+from sremkit.errors import UserError
 from sremkit.evaluation import detection_metrics, retrieval_recall
 from sremkit.evaluation.crowd import FILE, crowd_agreement
 from sremkit.evaluation.judging import judge_pairs
@@ -26,6 +27,7 @@ from sremkit.evaluation.scoring import score_pairs
 from sremkit.experiment import Prepared, describe_noise, make_trainer, peak_memory_mb, prepare, read_split
 from sremkit.recipes import Recipe, recipe_to_toml
 from sremkit.training.checkpoint import replace_file
+from sremkit.training.progress import Silent
 
 
 def cell_key(recipe: Recipe) -> str:
@@ -76,7 +78,7 @@ def run_cell(recipe: Recipe, threads: int | None = None) -> dict[str, Any]:
     started = time.monotonic()
     prepared = prepare(recipe)
     history: list[dict[str, Any]] = []
-    trainer = make_trainer(prepared, _Keeper(history))
+    trainer = make_trainer(prepared, Silent(history))
     trainer.run()
     last_rsum = history[-1]["val/rsum"]
     assert trainer.best_weights is not None
@@ -109,6 +111,21 @@ def write_csv(rows: Iterable[dict[str, Any]], path: Path) -> None:
         writer = csv.DictWriter(file, columns, restval="")
         writer.writeheader()
         writer.writerows(flat)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a grid's CSV file, with the histories that its finished cells kept."""
+    if not path.exists():
+        raise UserError(f"{path} does not exist; `srem bench methods -o {path}` makes it")
+    with path.open(encoding="utf-8", newline="") as file:
+        rows: list[dict[str, Any]] = list(csv.DictReader(file))
+    cells = path.with_suffix(".cells")
+    for row in rows:
+        cell = cells / f"{row['key']}.json"
+        if not cell.exists():
+            raise UserError(f"{cell} is gone, and with it the course of that run; run the grid again")
+        row["history"] = json.loads(cell.read_text(encoding="utf-8"))["history"]
+    return rows
 
 
 def _final_metrics(prepared: Prepared) -> dict[str, float]:
@@ -146,17 +163,3 @@ def _mean(row: dict[str, Any], *keys: str) -> float | None:
 
 def _brief(value: Any) -> Any:
     return f"{value:.6g}" if isinstance(value, float) else value
-
-
-class _Keeper:
-    """A reporter that keeps the epochs' rows and shows nothing."""
-
-    def __init__(self, history: list[dict[str, Any]]) -> None:
-        self.history = history
-
-    def step(self, epoch: int, step: int, steps: int, means: dict[str, float]) -> None: ...
-
-    def epoch(self, row: dict[str, Any]) -> None:
-        self.history.append(row)
-
-    def warn(self, sentence: str) -> None: ...

@@ -1,7 +1,8 @@
 """Methods against each other: every method, backbone, noise rate and seed, under one protocol.
 
-The recipe of a cell is `DATA-BACKBONE-METHOD`; noise rate and seed are set on top. Choices were made on the
-validation split; the test split is looked at once a cell, with the best model of the validation.
+The recipe of a cell is `DATA-BACKBONE-METHOD`, or that of SREM with the method exchanged where there is none;
+noise rate and seed are set on top. Choices were made on the validation split; the test split is looked at once
+a cell, with the best model of the validation.
 """
 
 from __future__ import annotations
@@ -9,21 +10,28 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sremkit.bench.grid import run_grid, write_csv
-from sremkit.evaluation.tables import aligned
-from sremkit.recipes import Recipe, load_recipe
+from sremkit.bench.published import published_results
+from sremkit.bench.tables import Table
+from sremkit.evaluation.tables import RECALLS
+from sremkit.methods import METHODS
+from sremkit.recipes import Recipe, load_recipe, recipe_files
+from sremkit.settings import assign, parse_assignment
 
+TRUSTED_IMAGES = 500  # for methods that need right pairs, where no recipe says how many
+LABELS = ("backbone", "noise", "method", "seeds")
 SHOWN = {
+    **{f"test_{key}": key.replace("/", " ") for key in RECALLS},
     "test_rsum": "R_sum",
-    "test_i2t/R@1": "i2t R@1",
-    "test_t2i/R@1": "t2i R@1",
     "train_auroc": "AUROC",
     "crowd_auroc": "crowd",
     "noisy_gradient_ratio": "noisy gradients",
-    "seconds_per_epoch": "s/epoch",
+    "filter_seconds_per_epoch": "filter s/epoch",
+    "seconds_per_epoch": "train s/epoch",
     "peak_memory_mb": "MB",
 }
 
@@ -38,16 +46,20 @@ def method_cells(
     protocol: str = "caption",
     overrides: Sequence[str] = (),
 ) -> list[tuple[dict[str, Any], Recipe]]:
-    """Every combination, with the labels of its row."""
+    """Every combination, with the labels of its row.
+
+    Args:
+        data: first part of the recipes' names, with where the data lies if not in its usual place: "f30k:/path".
+    """
+    data, _, source = data.partition(":")
+    located = [f"data.source={source}"] if source else []
     cells = []
     for backbone in backbones:
         for rate in rates:
             for method in methods:
                 for seed in seeds:
                     settings = [f"noise.rate={rate}", f"noise.protocol={protocol}", f"noise.seed={seed}"]
-                    recipe = load_recipe(
-                        f"{data}-{backbone}-{method}", [*settings, f"training.seed={seed}", *overrides]
-                    )
+                    settings += [f"training.seed={seed}", *located, *overrides]
                     labels = {
                         "data": data,
                         "backbone": backbone,
@@ -55,8 +67,23 @@ def method_cells(
                         "rate": rate,
                         "seed": seed,
                     }
-                    cells.append((labels, recipe))
+                    cells.append((labels, method_recipe(data, backbone, method, settings)))
     return cells
+
+
+def method_recipe(data: str, backbone: str, method: str, overrides: Sequence[str]) -> Recipe:
+    """The recipe of a method; where there is none, SREM's with the method's own defaults in SREM's place."""
+    own, common = f"{data}-{backbone}-{method}", f"{data}-{backbone}-srem"
+    if own in recipe_files() or common not in recipe_files():
+        return load_recipe(own, overrides)
+    options: dict[str, Any] = {"method": {"name": method}}
+    for_method = [override for override in overrides if override.startswith("method.")]
+    for override in for_method:
+        assign(options, *parse_assignment(override))
+    others = [override for override in overrides if override not in for_method]
+    if METHODS[method].needs_trusted:
+        others.insert(0, f"data.trusted_images={TRUSTED_IMAGES}")
+    return replace(load_recipe(common, others), name=own, method=options["method"])
 
 
 def run_methods(
@@ -80,20 +107,43 @@ def run_methods(
     return rows
 
 
-def summary_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Mean ± deviation over seeds, a line for each backbone, noise rate and method. Single models."""
+def methods_table(rows: Sequence[dict[str, Any]], *, title: str) -> Table:
+    """Mean ± deviation over seeds; single models and ensembles apart, published numbers below."""
+    shown = {key: name for key, name in SHOWN.items() if any(row.get(key) is not None for row in rows)}
+    table = Table(title, [*LABELS, *shown.values()], labels=3)
+    for heading, networks in (("single models", 1), ("two networks, whose similarities are averaged", 2)):
+        members = [row for row in rows if row.get("networks", 1) == networks]
+        table.add_section(heading, _lines(members, shown))
+    for data in dict.fromkeys(row["data"] for row in rows):
+        rates = {row["rate"] for row in rows if row["data"] == data}
+        table.add_section(f"published for {data}, not measured by us", _published_lines(data, rates, shown))
+    return table
+
+
+def _lines(rows: Sequence[dict[str, Any]], shown: dict[str, str]) -> list[list[str]]:
     groups: dict[tuple, list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["backbone"], row["rate"], row["method"]), []).append(row)
-    shown = {key: name for key, name in SHOWN.items() if any(row.get(key) is not None for row in rows)}
-    lines = [["backbone", "noise", "method", "seeds", *shown.values()]]
+    lines = []
     for (backbone, rate, method), members in groups.items():
-        cells = [_spread([m[key] for m in members if m.get(key) is not None], key) for key in shown]
+        cells = [mean_and_deviation([m[key] for m in members if m.get(key) is not None], key) for key in shown]
         lines.append([backbone, f"{rate:g}", method, str(len(members)), *cells])
-    return aligned(lines)
+    return lines
 
 
-def _spread(values: Sequence[float], key: str) -> str:
+def _published_lines(data: str, rates: set[float], shown: dict[str, str]) -> list[list[str]]:
+    lines = []
+    for row in published_results(data):
+        if row["noise_rate"] and float(row["noise_rate"]) not in rates:
+            continue
+        remark = f" ({row['remark']})" if row["remark"] else ""
+        cells = [row.get(key.removeprefix("test_"), "-") for key in shown]
+        lines.append([row["model"], row["noise_rate"] or "real", row["method"] + remark, "1", *cells])
+    return lines
+
+
+def mean_and_deviation(values: Sequence[float], key: str) -> str:
+    """As text, with the digits that suit the number of this name."""
     values = [value for value in values if not math.isnan(value)]  # without noise there is nothing to detect
     if not values:
         return "-"

@@ -1,44 +1,106 @@
-"""Compare methods under one protocol, again and again: a grid of runs that keeps what is finished.
+"""Compare methods under one protocol, again and again: grids of runs that keep what is finished.
 
 srem bench methods --data flickr8k --backbone dual --noise 0.2,0.4,0.6 --seeds 3 -o results/dual.csv
+srem bench methods --data f30k:/data/f30k_precomp --backbone sgr --methods srem,rcl --table f30k.md
+srem bench ablation --recipe flickr8k-dual-srem --noise 0.4 --seeds 3
+srem bench efficiency --data flickr8k --backbone dual --methods srem,bicro,mscn
+srem bench figures curves --from runs/bench-methods.csv --noise 0.6 -o figures
+srem bench figures energies --recipe flickr8k-dual-srem -o figures
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sremkit.bench.tables import Table
 
 HELP = "compare methods, by command"
+EVERY_METHOD = "hinge,hinge-mean,infonce,rcl,decl,ncr,bicro,mscn,srem,srem-plus"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="benches", metavar="BENCH", required=True)
-    methods = actions.add_parser(
-        "methods",
-        help="methods against each other over noise rates and seeds",
-        description="Train every method at every noise rate with every seed; print a table and write CSV.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    methods.add_argument("--data", default="flickr8k", help="first part of the recipes' names")
-    methods.add_argument("--backbone", default="dual", help="comma-separated")
-    methods.add_argument("--methods", default="infonce,rcl,srem", help="comma-separated")
-    methods.add_argument("--noise", default="0.2,0.4,0.6", help="comma-separated rates")
-    methods.add_argument("--protocol", choices=("caption", "image"), default="caption", help="noise protocol")
-    methods.add_argument("--seeds", type=int, default=3, help="how many; they count from 0")
-    methods.add_argument("--side-by-side", type=int, default=1, help="cells that run at a time")
-    methods.add_argument(
-        "--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[], help="for every cell"
-    )
-    methods.add_argument("-o", "--out", type=Path, default=Path("runs/bench-methods.csv"), help="CSV file")
-    methods.set_defaults(act=_methods)
+    _add_methods(_bench(actions, "methods", "methods against each other over noise rates and seeds"))
+    _add_ablation(_bench(actions, "ablation", "SREM's parts, one after another, as the paper's table"))
+    _add_efficiency(_bench(actions, "efficiency", "what an epoch costs: seconds and memory of every method"))
+    _add_figures(_bench(actions, "figures", "the paper's figures, as PNG and SVG"))
 
 
 def run(args: argparse.Namespace) -> None:
     args.act(args)
 
 
+def _bench(actions: Any, name: str, help: str) -> argparse.ArgumentParser:
+    return actions.add_parser(
+        name,
+        help=help,
+        description=f"{help[0].upper()}{help[1:]}.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+
+
+def _add_methods(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", default="flickr8k", help="first part of the recipes' names, or NAME:PATH")
+    parser.add_argument("--backbone", default="dual", help="comma-separated")
+    parser.add_argument("--methods", default=EVERY_METHOD, help="comma-separated")
+    parser.add_argument("--noise", default="0.2,0.4,0.6", help="comma-separated rates")
+    parser.add_argument("--protocol", choices=("caption", "image"), default="caption", help="noise protocol")
+    _add_grid(parser, out="runs/bench-methods.csv")
+    parser.set_defaults(act=_methods)
+
+
+def _add_ablation(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--recipe", default="flickr8k-dual-srem", help="of the whole method")
+    parser.add_argument("--noise", default="0.4", help="comma-separated rates")
+    _add_grid(parser, out="runs/bench-ablation.csv")
+    parser.set_defaults(act=_ablation)
+
+
+def _add_efficiency(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", default="flickr8k", help="first part of the recipes' names, or NAME:PATH")
+    parser.add_argument("--backbone", default="dual")
+    parser.add_argument("--methods", default=EVERY_METHOD, help="comma-separated")
+    parser.add_argument("--epochs", type=int, default=2, help="measured, after one of warm-up")
+    _add_common(parser, out="runs/bench-efficiency.csv")
+    parser.set_defaults(act=_efficiency)
+
+
+def _add_figures(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=("curves", "energies", "examples"), help="which figure")
+    parser.add_argument("--from", dest="source", type=Path, default=Path("runs/bench-methods.csv"),
+                        help="curves: the CSV of `srem bench methods`, its cells beside it")  # fmt: skip
+    parser.add_argument("--noise", type=float, default=0.6, help="curves: which rate")
+    parser.add_argument("--backbone", default="dual", help="curves: which backbone")
+    parser.add_argument("--methods", help="curves: comma-separated (default: all there are)")
+    parser.add_argument("--recipe", default="flickr8k-dual-srem", help="energies, examples: what to train")
+    parser.add_argument(
+        "--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[], help="for the recipe"
+    )
+    parser.add_argument("-o", "--out", type=Path, default=Path("runs/figures"), help="folder")
+    parser.set_defaults(act=_figures)
+
+
+def _add_grid(parser: argparse.ArgumentParser, *, out: str) -> None:
+    parser.add_argument("--seeds", type=int, default=3, help="how many; they count from 0")
+    parser.add_argument("--side-by-side", type=int, default=1, help="cells that run at a time")
+    _add_common(parser, out=out)
+
+
+def _add_common(parser: argparse.ArgumentParser, *, out: str) -> None:
+    parser.add_argument(
+        "--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[], help="for every cell"
+    )
+    parser.add_argument("-o", "--out", type=Path, default=Path(out), help="CSV file")
+    parser.add_argument(
+        "--table", type=Path, action="append", default=[], metavar="FILE", help="also as .md, .tex or .html"
+    )
+
+
 def _methods(args: argparse.Namespace) -> None:
-    from sremkit.bench.methods import method_cells, run_methods, summary_table
+    from sremkit.bench.methods import method_cells, methods_table, run_methods
 
     args.out.parent.mkdir(parents=True, exist_ok=True)
     cells = method_cells(
@@ -51,6 +113,78 @@ def _methods(args: argparse.Namespace) -> None:
         overrides=args.overrides,
     )
     rows = run_methods(cells, args.out, side_by_side=args.side_by_side)
-    print(f"\nsingle models, noise per {args.protocol}, mean ± deviation over {args.seeds} seeds\n")
-    print(summary_table(rows))
-    print(f"\nwritten to {args.out}")
+    title = f"{args.data}, noise per {args.protocol}, mean ± deviation over {args.seeds} seeds"
+    _show(methods_table(rows, title=title), args)
+
+
+def _ablation(args: argparse.Namespace) -> None:
+    from sremkit.bench.ablation import ablation_cells, ablation_table
+    from sremkit.bench.grid import run_grid, write_csv
+
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    rates = [float(rate) for rate in args.noise.split(",")]
+    cells = ablation_cells(args.recipe, rates, range(args.seeds), overrides=args.overrides)
+
+    def tell(row: dict[str, Any]) -> None:
+        parts = [name for name in ("filtration", "weighting", "complementary", "rectification") if row[name]]
+        print(
+            f"{row['rate']:g} {'+'.join(parts) or 'nothing'} {row['seed']}: val {row['val_rsum']:.1f}",
+            flush=True,
+        )
+
+    rows = run_grid(cells, args.out.with_suffix(".cells"), side_by_side=args.side_by_side, on_row=tell)
+    write_csv(rows, args.out)
+    _show(ablation_table(rows), args)
+
+
+def _efficiency(args: argparse.Namespace) -> None:
+    from sremkit.bench.efficiency import efficiency_table, measure_efficiency
+    from sremkit.bench.grid import write_csv
+
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    rows = measure_efficiency(
+        args.data,
+        args.backbone,
+        args.methods.split(","),
+        epochs=args.epochs,
+        overrides=args.overrides,
+        on_row=lambda row: print(f"{row['method']}: {row['train_seconds']:.1f} s an epoch", flush=True),
+    )
+    write_csv(rows, args.out)
+    _show(efficiency_table(rows), args)
+
+
+def _figures(args: argparse.Namespace) -> None:
+    from sremkit.bench import figures
+    from sremkit.bench.grid import read_rows
+    from sremkit.errors import UserError
+    from sremkit.recipes import load_recipe
+
+    if args.what == "curves":
+        methods = args.methods.split(",") if args.methods else None
+        rows = [
+            row
+            for row in read_rows(args.source)
+            if row["backbone"] == args.backbone and float(row["rate"]) == args.noise
+            if methods is None or row["method"] in methods
+        ]
+        if not rows:
+            raise UserError(f"{args.source} has no cells of {args.backbone} at noise {args.noise:g}")
+        files = figures.draw_curves(rows, args.out / f"curves-{args.backbone}-{args.noise:g}")
+    else:
+        prepared, energies = figures.energies_in_training(load_recipe(args.recipe, args.overrides))
+        if args.what == "energies":
+            files = figures.draw_energies(energies, prepared.is_noisy, args.out / f"energies-{args.recipe}")
+        else:
+            last = energies[1.0]
+            files = figures.draw_examples(
+                prepared.train, last, prepared.is_noisy, args.out / f"examples-{args.recipe}"
+            )
+    print("\n".join(map(str, files)))
+
+
+def _show(table: Table, args: argparse.Namespace) -> None:
+    print(f"\n{table.as_text()}\n\nwritten to {args.out}")
+    for file in args.table:
+        table.write(file)
+        print(f"           {file}")

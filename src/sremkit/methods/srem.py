@@ -23,7 +23,11 @@ class SREMMethod(Method):
         check_options(SREM, options, where="method")
         self.mask_repeated_images = mask_repeated_images
         self.objective = SREM(**options)
+        # In an ablation without the complementary loss there is nothing to warm up with but the ranking of all.
+        self.ranking = SREM(**{**options, "filtration": False, "weighting": False})
 
     def loss(self, matcher: Scorer, batch: Batch, *, warmup: bool) -> Terms:
         image_ids = batch.image_id if self.mask_repeated_images else None
+        if warmup and not self.objective.complementary:
+            return self.ranking(matcher(batch), image_ids=image_ids)
         return self.objective(matcher(batch), warmup=warmup, image_ids=image_ids)

@@ -110,8 +110,28 @@ class Several:
             reporter.warn(sentence)
 
 
+class Silent:
+    """Keeps the epochs' rows and shows nothing."""
+
+    def __init__(self, history: list[dict[str, Any]]) -> None:
+        self.history = history
+
+    def step(self, epoch: int, step: int, steps: int, means: dict[str, float]) -> None: ...
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        self.history.append(row)
+
+    def warn(self, sentence: str) -> None: ...
+
+
 def _brief(means: dict[str, Any]) -> str:
+    """The loss, its parts (both directions as one: image→text/text→image) and the share of selected pairs."""
     parts = [f"loss {means['loss']:.3f}"] if "loss" in means else []
+    for key, value in means.items():
+        name = key.removesuffix("_i2t")
+        other = means.get(f"{name}_t2i")
+        if name != key and other is not None and name != "selected" and (value or other):
+            parts.append(f"{name} {value:.2f}/{other:.2f}")
     if "selected_i2t" in means:
         parts.append(f"selected {50 * (means['selected_i2t'] + means['selected_t2i']):.0f} %")
     return "  ".join(parts)

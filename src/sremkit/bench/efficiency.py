@@ -1,0 +1,105 @@
+"""What an epoch costs: seconds before training, seconds of training, memory. Every method on the same machine.
+
+Each method runs a warm-up epoch and a few epochs in a process of its own, one after the other, so that no peak of
+memory is another method's. The warm-up is left out of the means, as are start-up and validation.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+
+from sremkit.bench.methods import method_recipe
+from sremkit.bench.published import published_efficiency
+from sremkit.bench.tables import Table
+from sremkit.experiment import make_trainer, peak_memory_mb, prepare
+from sremkit.recipes import Recipe
+from sremkit.training.progress import Silent
+
+
+def measure_efficiency(
+    data: str,
+    backbone: str,
+    methods: Sequence[str],
+    *,
+    epochs: int = 2,
+    overrides: Sequence[str] = (),
+    on_row: Callable[[dict[str, Any]], None] = lambda row: None,
+) -> list[dict[str, Any]]:
+    """One row a method, in their order."""
+    length = ["training.warmup_epochs=1", f"training.epochs={epochs}", f"training.decay_after={epochs}"]
+    rows = []
+    for method in methods:
+        recipe = method_recipe(data, backbone, method, [*length, *overrides])
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            row = pool.submit(measure_recipe, recipe, torch.get_num_threads()).result()
+        rows.append({"data": data, "backbone": backbone, "method": method, **row})
+        on_row(rows[-1])
+    return rows
+
+
+def measure_recipe(recipe: Recipe, threads: int) -> dict[str, Any]:
+    """Train the recipe and report the means of its epochs after the warm-up."""
+    torch.set_num_threads(threads)
+    prepared = prepare(recipe)
+    before = peak_memory_mb(prepared.process.device)
+    history: list[dict[str, Any]] = []
+    trainer = make_trainer(prepared, Silent(history))
+    trainer.validate = (
+        None  # its cost is nobody's merit, and on the processor it would set the peak of memory
+    )
+    trainer.run()
+    measured = [row for row in history if not row["warmup"]]
+    return {
+        "networks": prepared.method.networks,
+        "filter_seconds": _mean(measured, "time/filter_seconds"),
+        "train_seconds": _mean(measured, "time/train_seconds"),
+        "pairs_per_second": _mean(measured, "time/pairs_per_second"),
+        "peak_memory_mb": peak_memory_mb(prepared.process.device),
+        "memory_before_mb": before,
+        "epochs": len(measured),
+        "device": describe_device(prepared.process.device),
+    }
+
+
+def efficiency_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """The paper's table for this machine, with the paper's own below."""
+    device = rows[0]["device"]
+    columns = ["backbone", "method", "networks", "pre-filtration s", "training s", "both against SREM", "MB"]
+    table = Table(f"cost of an epoch on {device}, {rows[0]['data']}", columns, labels=2)
+    cost = {(row["backbone"], row["method"]): row["filter_seconds"] + row["train_seconds"] for row in rows}
+    lines = []
+    for row in rows:
+        own, srem = cost[row["backbone"], row["method"]], cost.get((row["backbone"], "srem"))
+        ratio = f"{own / srem:.2f}x" if srem else "-"
+        seconds = [f"{row['filter_seconds']:.1f}", f"{row['train_seconds']:.1f}"]
+        cells = [row["backbone"], row["method"], str(row["networks"]), *seconds, ratio]
+        lines.append([*cells, f"{row['peak_memory_mb']:.0f}"])
+    table.add_section("measured", lines)
+    printed = published_efficiency()
+    srem_seconds = next(float(row["train_seconds"]) for row in printed if row["method"] == "srem")
+    lines = []
+    for row in printed:
+        both = (float(row["filter_seconds"]) + float(row["train_seconds"])) / srem_seconds
+        cells = ["sgraf", row["method"], "-", row["filter_seconds"], row["train_seconds"], f"{both:.2f}x"]
+        lines.append([*cells, row["gpu_memory_mb"]])
+    table.add_section(
+        f"published: {printed[0]['source']}, {printed[0]['data']}, {printed[0]['machine']}", lines
+    )
+    return table
+
+
+def describe_device(device: torch.device) -> str:
+    """The machine in words."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{torch.get_num_threads()} threads of {platform.machine()}"
+
+
+def _mean(rows: Sequence[dict[str, Any]], key: str) -> float:
+    return sum(row[key] for row in rows) / len(rows)

@@ -1,0 +1,141 @@
+"""The paper's figures from runs of one's own, as PNG and SVG.
+
+`curves`: recall and the share of noisy gradients, epoch by epoch, for several methods. `energies`: how the energies of
+right and wrong pairs part as training goes on. `examples`: wrong pairs that were found, with their energies.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sremkit.data import Pairs
+from sremkit.errors import UserError
+from sremkit.evaluation.judging import judge_pairs
+from sremkit.experiment import Prepared, make_trainer, prepare
+from sremkit.extras import require
+from sremkit.recipes import Recipe
+from sremkit.reports.figures import COLORS
+from sremkit.training.progress import Silent
+
+STAGES = (0.0, 0.2, 0.6, 1.0)  # of the epochs
+RIGHT, WRONG = COLORS[0], COLORS[1]
+
+
+def draw_curves(rows: Sequence[dict[str, Any]], stem: Path) -> list[Path]:
+    """Validation recall (solid) and the share of the pull at wrong pairs (dashed), mean over seeds.
+
+    Args:
+        rows: cells of the methods bench with their histories, all of one backbone and noise rate.
+    """
+    figure, axes = _axes(1, 1, width=6.4, height=4.0)
+    recall, ratio = axes[0], axes[0].twinx()
+    for method, color in zip(dict.fromkeys(row["method"] for row in rows), _colors(), strict=False):
+        histories = [row["history"] for row in rows if row["method"] == method]
+        for axis, key, style in ((recall, "val/rsum", "-"), (ratio, "noisy_pull_ratio", "--")):
+            curve = _mean_curve(histories, key)
+            if curve:
+                x, y = zip(*curve, strict=True)
+                scale = 1.0 if axis is recall else 100.0
+                axis.plot(x, scale * np.array(y), style, color=color, linewidth=1.6, label=method)
+    recall.set_xlabel("epoch")
+    recall.set_ylabel("validation R_sum (solid)")
+    ratio.set_ylabel("pull at wrong pairs, % (dashed)")
+    ratio.set_ylim(0, None)
+    ratio.spines["right"].set_visible(True)
+    recall.legend(frameon=False, loc="lower center", ncols=4, bbox_to_anchor=(0.5, 1.0), fontsize=9)
+    return _save(figure, stem)
+
+
+def energies_in_training(recipe: Recipe) -> tuple[Prepared, dict[float, np.ndarray]]:
+    """Train the recipe; the energies of all training pairs (mean of both directions) at each stage."""
+    prepared = prepare(recipe)
+    total = recipe.training.warmup_epochs + recipe.training.epochs
+    found: dict[float, np.ndarray] = {}
+
+    class Watch(Silent):
+        def epoch(self, row: dict[str, Any]) -> None:
+            super().epoch(row)
+            look(row["epoch"] + 1)
+
+    def look(epochs_done: int) -> None:
+        for stage in STAGES:
+            if epochs_done == round(stage * total):
+                judged = judge_pairs(prepared.matcher, prepared.train, prepared.vocabulary, rounds=1)
+                found[stage] = (judged.energy_i2t + judged.energy_t2i) / 2
+
+    trainer = make_trainer(prepared, Watch([]))
+    look(0)
+    trainer.run()
+    return prepared, found
+
+
+def draw_energies(energies: dict[float, np.ndarray], is_noisy: np.ndarray, stem: Path) -> list[Path]:
+    """A histogram of right and wrong pairs' energies for each stage."""
+    figure, axes = _axes(1, len(energies), width=3.2 * len(energies), height=2.8)
+    for axis, (stage, values) in zip(axes, energies.items(), strict=True):
+        low, high = np.quantile(values, [0.001, 0.999])
+        edges = np.linspace(low, high, 51)
+        for chosen, name, color in ((~is_noisy, "right pairs", RIGHT), (is_noisy, "wrong pairs", WRONG)):
+            axis.hist(values[chosen], bins=edges, alpha=0.6, color=color, label=name)
+        axis.set_title("before training" if stage == 0 else f"after {stage:.0%} of training", fontsize=10)
+        axis.set_xlabel("energy")
+        axis.set_yticks([])
+    axes[0].legend(frameon=False, fontsize=9)
+    return _save(figure, stem)
+
+
+def draw_examples(
+    pairs: Pairs, energy: np.ndarray, is_noisy: np.ndarray | None, stem: Path, *, count: int = 8
+) -> list[Path]:
+    """The pairs of highest energy with their pictures; where the truth is known, whether they are wrong."""
+    if pairs.images is None:
+        raise UserError(f"{pairs.name} brings no pictures, so there are no examples to draw")
+    columns = min(4, count)
+    rows = -(-count // columns)
+    figure, axes = _axes(rows, columns, width=3.0 * columns, height=3.0 * rows)
+    for axis, k in zip(axes, np.argsort(-energy)[:count], strict=True):
+        axis.imshow(np.asarray(pairs.images.open(int(pairs.image_of_text[k]))))
+        axis.set_axis_off()
+        truth = "" if is_noisy is None else (", made wrong" if is_noisy[k] else ", as given")
+        caption = textwrap.shorten(pairs.texts[k], 110)
+        axis.set_title(f"{textwrap.fill(caption, 36)}\n({energy[k]:.1f}{truth})", fontsize=8)
+    return _save(figure, stem)
+
+
+def _mean_curve(histories: Sequence[Sequence[dict[str, Any]]], key: str) -> list[tuple[int, float]]:
+    """Points (epoch from 1, mean over the runs that have the number there)."""
+    values: dict[int, list[float]] = {}
+    for history in histories:
+        for row in history:
+            if key in row:
+                values.setdefault(int(row["epoch"]) + 1, []).append(row[key])
+    return [(epoch, float(np.mean(numbers))) for epoch, numbers in sorted(values.items())]
+
+
+def _colors() -> list[str]:
+    return [*COLORS, "#8c6d31", "#637939", "#843c39", "#7b4173", "#3182bd"]
+
+
+def _axes(rows: int, columns: int, *, width: float, height: float) -> tuple[Any, list[Any]]:
+    matplotlib = require("matplotlib", extra="report", purpose="draw figures")
+    figures = require("matplotlib.figure", extra="report", purpose="draw figures")
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "sremkit", "font.size": 10})
+    figure = figures.Figure(figsize=(width, height), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flatten())
+    for axis in axes:
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(False)
+    return figure, axes
+
+
+def _save(figure: Any, stem: Path) -> list[Path]:
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    files = [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "svg")]  # a name may hold a 0.6
+    for file in files:
+        figure.savefig(file, dpi=160)
+    return files
