@@ -15,13 +15,16 @@ from sremkit.cli.main import main
 from sremkit.training.run_folder import RunFolder
 
 SCRIPT = Path(__file__).with_name("two_processes.py")
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_addr=127.0.0.1"]
+TORCHRUN = ["torch.distributed.run", "--nproc_per_node=2", "--master_addr=127.0.0.1", "--master_port={port}"]
+# accelerate's word for "several processes on this machine"; the recipe's device decides where they compute
+ACCELERATE = ["accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1",
+              "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port={port}"]  # fmt: skip
 
 
-def torchrun(*arguments: str, port: int) -> str:
+def torchrun(*arguments: str, port: int, launcher: list[str] = TORCHRUN) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     run = subprocess.run(
-        [*TORCHRUN, f"--master_port={port}", *arguments],
+        [sys.executable, "-m", *(part.format(port=port) for part in launcher), *arguments],
         capture_output=True, text=True, check=False, env=environment, timeout=300,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-3000:]
@@ -55,8 +58,13 @@ SMALL = [
 ]  # fmt: skip
 
 
-def test_the_command_trains_in_two_processes_and_one_writes(tmp_path: Path) -> None:
-    out = torchrun("-m", "sremkit", *SMALL, "--out", str(tmp_path / "run"), port=29612)
+@pytest.mark.parametrize(
+    ("launcher", "port"), [(TORCHRUN, 29612), (ACCELERATE, 29614)], ids=["torchrun", "accelerate"]
+)
+def test_the_command_trains_in_two_processes_and_one_writes(
+    tmp_path: Path, launcher: list[str], port: int
+) -> None:
+    out = torchrun("-m", "sremkit", *SMALL, "--out", str(tmp_path / "run"), port=port, launcher=launcher)
     assert out.count("the run is in") == 1
     folder = RunFolder.open(tmp_path / "run")
     assert [row["epoch"] for row in folder.read_metrics()] == [0, 1]
