@@ -1,0 +1,1 @@
+"""Find the wrong pairs in anybody's data: verdicts, report, export."""
