@@ -6,7 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
+
+if not torch.cuda.is_available():  # kernels are then interpreted, which Triton must know before it is imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")

@@ -44,7 +44,9 @@ def ablation_table(rows: Sequence[dict[str, Any]]) -> Table:
                 groups.setdefault(tuple(row[part] for part in PARTS), []).append(row)
         lines = []
         for switches, members in groups.items():
-            cells = [mean_and_deviation([m[key] for m in members if m.get(key) is not None], key) for key in shown]
+            cells = [
+                mean_and_deviation([m[key] for m in members if m.get(key) is not None], key) for key in shown
+            ]
             lines.append([f"{rate:g}", *("✓" if on else "" for on in switches), str(len(members)), *cells])
         table.add_section(f"{rate:.0%} noise", lines)
     lines = []

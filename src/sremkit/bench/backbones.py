@@ -36,20 +36,28 @@ OPTIONS: dict[str, dict[str, Any]] = {
 LEFT_OUT = ("clip",)
 
 
-def make_batch(name: str, batch_size: int, *, seed: int = 0) -> Batch:
-    """A random batch of the published sizes."""
+def make_batch(
+    name: str,
+    batch_size: int,
+    *,
+    seed: int = 0,
+    words: tuple[int, int] = (8, 20),
+    regions: int = REGIONS,
+    image_dim: int = IMAGE_DIM,
+) -> Batch:
+    """A random batch of the published sizes; `words` are the fewest and the most of a caption."""
     g = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(8, 21, (batch_size,), generator=g)
+    lengths = torch.randint(words[0], words[1] + 1, (batch_size,), generator=g)
     mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
-    words = torch.randint(4, VOCAB, mask.shape, generator=g).masked_fill(~mask, 0)
+    numbers = torch.randint(4, VOCAB, mask.shape, generator=g).masked_fill(~mask, 0)
     pixels = BACKBONES[name].image_input == "pixels"
-    shape = (batch_size, 3, 224, 224) if pixels else (batch_size, REGIONS, IMAGE_DIM)
+    shape = (batch_size, 3, 224, 224) if pixels else (batch_size, regions, image_dim)
     return Batch(
         pair_id=torch.arange(batch_size),
         image_id=torch.arange(batch_size),
         images=torch.randn(shape, generator=g),
-        region_mask=None if pixels else torch.ones(batch_size, REGIONS, dtype=torch.bool),
-        words=words,
+        region_mask=None if pixels else torch.ones(batch_size, regions, dtype=torch.bool),
+        words=numbers,
         word_mask=mask,
         sentences=torch.randn(batch_size, SENTENCE_DIM, generator=g),
     )

@@ -126,7 +126,9 @@ def _lines(rows: Sequence[dict[str, Any]], shown: dict[str, str]) -> list[list[s
         groups.setdefault((row["backbone"], row["rate"], row["method"]), []).append(row)
     lines = []
     for (backbone, rate, method), members in groups.items():
-        cells = [mean_and_deviation([m[key] for m in members if m.get(key) is not None], key) for key in shown]
+        cells = [
+            mean_and_deviation([m[key] for m in members if m.get(key) is not None], key) for key in shown
+        ]
         lines.append([backbone, f"{rate:g}", method, str(len(members)), *cells])
     return lines
 

@@ -4,6 +4,7 @@ srem bench methods --data flickr8k --backbone dual --noise 0.2,0.4,0.6 --seeds 3
 srem bench methods --data f30k:/data/f30k_precomp --backbone sgr --methods srem,rcl --table f30k.md
 srem bench ablation --recipe flickr8k-dual-srem --noise 0.4 --seeds 3
 srem bench efficiency --data flickr8k --backbone dual --methods srem,bicro,mscn
+srem bench speed saf sgr --batch-size 128
 srem bench figures curves --from runs/bench-methods.csv --noise 0.6 -o figures
 srem bench figures energies --recipe flickr8k-dual-srem -o figures
 """
@@ -26,6 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_methods(_bench(actions, "methods", "methods against each other over noise rates and seeds"))
     _add_ablation(_bench(actions, "ablation", "SREM's parts, one after another, as the paper's table"))
     _add_efficiency(_bench(actions, "efficiency", "what an epoch costs: seconds and memory of every method"))
+    _add_speed(
+        _bench(actions, "speed", "training steps and scoring of a backbone: plain, compiled, by kernels")
+    )
     _add_figures(_bench(actions, "figures", "the paper's figures, as PNG and SVG"))
 
 
@@ -81,6 +85,24 @@ def _add_figures(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--out", type=Path, default=Path("runs/figures"), help="folder")
     parser.set_defaults(act=_figures)
+
+
+def _add_speed(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("backbones", nargs="*", default=["saf", "sgr", "scan-t2i"], help="names of backbones")
+    parser.add_argument("--device", help="cuda where there is one, else cpu")
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--precision", choices=("bf16", "float32"), help="bf16 on cuda, else float32")
+    ways = ("fused", "plain", "compiled")
+    parser.add_argument("--ways", nargs="+", choices=ways, default=list(ways), help="of computing")
+    parser.add_argument("--eval-images", type=int, default=1000)
+    parser.add_argument("--eval-texts", type=int, default=5000, help="0 leaves scoring out")
+    parser.add_argument("--patience", type=float, default=3.0, help="seconds to repeat one measurement")
+    parser.add_argument("--budget-seconds", type=float, default=480.0, help="what does not fit is skipped")
+    parser.add_argument("--check", action="store_true", help="first compare the kernels with plain PyTorch")
+    parser.add_argument("--profile", action="store_true", help="print where each training step's time goes")
+    parser.add_argument("--json", metavar="FILE", help="write the rows there too, after each one")
+    parser.add_argument("--small", action="store_true", help="tiny sizes, to try the program itself")
+    parser.set_defaults(act=_speed)
 
 
 def _add_grid(parser: argparse.ArgumentParser, *, out: str) -> None:
@@ -152,6 +174,12 @@ def _efficiency(args: argparse.Namespace) -> None:
     )
     write_csv(rows, args.out)
     _show(efficiency_table(rows), args)
+
+
+def _speed(args: argparse.Namespace) -> None:
+    from sremkit.bench.speed import run as measure
+
+    measure(args)
 
 
 def _figures(args: argparse.Namespace) -> None:

@@ -110,6 +110,15 @@ class Matcher(nn.Module):
         """Logits of every image (row) with every text (column): (n, m) float32."""
         raise NotImplementedError
 
+    def similarity_vectors(self, images: Encoded, texts: Encoded) -> Tensor:
+        """What `compare` makes its logits of, (n, m, s): the logits themselves where there is nothing before."""
+        return self.compare(images, texts).unsqueeze(-1)
+
+    @property
+    def similarity_width(self) -> int:
+        """The width s of a similarity vector."""
+        return 1
+
     def forward(self, batch: Batch) -> Tensor:
         """Logits (b, b) of a batch: rows images, columns texts, diagonal the given pairs."""
         return self.compare(self.encode_images(batch), self.encode_texts(batch))

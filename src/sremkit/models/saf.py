@@ -18,12 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sremkit.kernels.packing import padded
 from sremkit.models import BACKBONES
 from sremkit.models.chunks import in_first_order
 from sremkit.models.encoders import xavier_linear
 from sremkit.models.matcher import Encoded
 from sremkit.models.similarity import EPSILON, full_precision, unit
-from sremkit.models.similarity_nodes import NodeMatcher
+from sremkit.models.similarity_nodes import NodeMatcher, PackedNodes
 
 Statistics = Literal["caption", "batch"]
 
@@ -111,7 +112,10 @@ class SimilarityAttentionFiltration(NodeMatcher):
         self.filter = xavier_linear(sim_dim, 1)
         self.filter_norm = CaptionBatchNorm(statistics)
 
-    def compare(self, images: Encoded, texts: Encoded) -> Tensor:
+    def similarity_vectors(self, images: Encoded, texts: Encoded) -> Tensor:
+        packed = self.packed_nodes(images, texts)
+        if packed is not None:
+            return unit(self._filtered(packed))
         chunks = list(self.nodes(images, texts))
         columns = [nodes.columns for nodes in chunks]
         widest = max(nodes.mask.shape[1] for nodes in chunks)
@@ -122,10 +126,22 @@ class SimilarityAttentionFiltration(NodeMatcher):
         # One number a node: these, unlike the nodes, are few enough to be padded to the longest caption.
         tells = in_first_order([widened(self.filter(nodes.values).squeeze(-1)) for nodes in chunks], columns)
         mask = in_first_order([widened(nodes.mask).unsqueeze(0) for nodes in chunks], columns).squeeze(0)
-        weights = torch.sigmoid(self.filter_norm(tells, mask)).masked_fill(~mask, 0.0)  # (n, m, 1 + w)
-        weights = weights / (weights.sum(dim=2, keepdim=True) + EPSILON)
+        weights = self._weights(tells, mask)
         vectors = [
             (weights[:, nodes.columns, : nodes.mask.shape[1]].unsqueeze(2) @ nodes.values).squeeze(2)
             for nodes in chunks
         ]
-        return self.logits_from(unit(in_first_order(vectors, columns)))
+        return unit(in_first_order(vectors, columns))
+
+    def _weights(self, tells: Tensor, mask: Tensor) -> Tensor:
+        """Weights (n, m, 1 + w) that add up to 1 over the nodes of a pair, from one number a node."""
+        weights = torch.sigmoid(self.filter_norm(tells, mask)).masked_fill(~mask, 0.0)
+        return weights / (weights.sum(dim=2, keepdim=True) + EPSILON)
+
+    def _filtered(self, nodes: PackedNodes) -> Tensor:
+        """Weighted sums (n, m, s) of packed nodes, by a kernel."""
+        from sremkit.kernels.node_sum import node_sum  # imports Triton
+
+        values, packing = nodes
+        tells = padded(self.filter(values).squeeze(-1), packing)  # (n, m, 1 + w)
+        return node_sum(self._weights(tells, packing.node_mask()), values, packing)

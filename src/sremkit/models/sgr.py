@@ -9,16 +9,19 @@ Reference: Diao et al., "Similarity Reasoning and Filtration for Image-Text Matc
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sremkit.kernels.packing import Packing
 from sremkit.models import BACKBONES
 from sremkit.models.chunks import in_first_order
 from sremkit.models.encoders import check_positive, xavier_linear
 from sremkit.models.masking import masked_softmax
 from sremkit.models.matcher import Encoded
-from sremkit.models.similarity_nodes import NodeMatcher
+from sremkit.models.similarity_nodes import NodeMatcher, PackedNodes
 
 
 class GraphStep(nn.Module):
@@ -37,14 +40,25 @@ class GraphStep(nn.Module):
             nodes: (n, m, l, s)
             mask: (m, l)
         """
+        asking = self._asking(nodes[:, :, :num_asking])
+        edges = masked_softmax(asking @ nodes.to(asking.dtype).transpose(2, 3), mask.unsqueeze(1), dim=3)
+        return torch.relu(self.graph(edges @ nodes))
+
+    def packed(self, nodes: Tensor, packing: Packing, *, only_global: bool = False) -> Tensor:
+        """The same by a kernel: new values of all packed nodes (n, m + W, s), or of the global ones (n, m, s)."""
+        from sremkit.kernels.node_attention import node_attention  # imports Triton
+
+        asking = self._asking(nodes[:, : packing.num_texts] if only_global else nodes)
+        return torch.relu(self.graph(node_attention(asking, nodes, packing)))
+
+    def _asking(self, nodes: Tensor) -> Tensor:
+        """What is multiplied with the nodes themselves to give the products of queries and keys."""
         # q·k = (W_q a + b_q)·(W_k c + b_k) = (W_kᵀW_q a + W_kᵀb_q)·c + what is the same for all c. The
         # softmax does not see the latter, so one product with W_kᵀW_q serves for both layers, and b_k has
         # no effect: its gradient is 0, which distributed training wants to be told.
         weight = self.key.weight.T @ self.query.weight
         bias = self.key.weight.T @ self.query.bias + 0.0 * self.key.bias
-        asking = F.linear(nodes[:, :, :num_asking], weight, bias)
-        edges = masked_softmax(asking @ nodes.to(asking.dtype).transpose(2, 3), mask.unsqueeze(1), dim=3)
-        return torch.relu(self.graph(edges @ nodes))
+        return F.linear(nodes, weight, bias)
 
 
 @BACKBONES.register("sgr")
@@ -85,15 +99,28 @@ class SimilarityGraphReasoning(NodeMatcher):
         check_positive(num_steps=num_steps)
         self.steps = nn.ModuleList(GraphStep(sim_dim) for _ in range(num_steps))
 
-    def compare(self, images: Encoded, texts: Encoded) -> Tensor:
+    def similarity_vectors(self, images: Encoded, texts: Encoded) -> Tensor:
+        packed = self.packed_nodes(images, texts)
+        if packed is not None:
+            return self.reason_packed(packed)
         vectors, columns = [], []
         for nodes in self.nodes(images, texts):
             vectors.append(self.reason(nodes.values, nodes.mask))
             columns.append(nodes.columns)
-        return self.logits_from(in_first_order(vectors, columns))
+        return in_first_order(vectors, columns)
 
     def reason(self, nodes: Tensor, mask: Tensor) -> Tensor:
         """The global node (n, m, s) after all steps; in the last one only it asks."""
         for step in self.steps[:-1]:
             nodes = step(nodes, mask)
         return self.steps[-1](nodes, mask, num_asking=1).squeeze(2)
+
+    def reason_packed(self, nodes: PackedNodes) -> Tensor:
+        """The same for packed nodes."""
+        values, packing = nodes
+        for step in self._steps()[:-1]:
+            values = step.packed(values, packing)
+        return self._steps()[-1].packed(values, packing, only_global=True)
+
+    def _steps(self) -> list[GraphStep]:
+        return cast("list[GraphStep]", list(self.steps))

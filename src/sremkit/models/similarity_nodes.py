@@ -4,6 +4,9 @@
 
 The square is of each component; c_l is the unit vector that word l attends to, v_glo and w_glo are the global
 vectors. The nodes of a pair are [s_0, s_1, ..., s_w], the global one first.
+
+They come in two forms: in chunks of padded captions by plain PyTorch, and packed by the kernels of
+`sremkit.kernels`, whose switch decides between the two.
 """
 
 from __future__ import annotations
@@ -13,10 +16,12 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from sremkit import kernels
 from sremkit.data.batch import Batch
+from sremkit.kernels.packing import Packing, aligned, pack
 from sremkit.models.attention import affinities, attend, gram_matrix, unit_attention
 from sremkit.models.chunks import length_chunks
 from sremkit.models.encoders import RegionEncoder, WordEncoder, check_positive, xavier_linear
@@ -31,6 +36,13 @@ class Nodes(NamedTuple):
     values: Tensor  # (n, k, 1 + w, s)
     mask: Tensor  # (k, 1 + w) bool
     columns: Tensor  # (k,) int64: which texts these are
+
+
+class PackedNodes(NamedTuple):
+    """The nodes of all images with all texts, without padding."""
+
+    values: Tensor  # (n, m + W + ..., s): the global nodes of the m texts, then the W words of all texts
+    packing: Packing
 
 
 class NodeMatcher(Matcher):
@@ -56,6 +68,7 @@ class NodeMatcher(Matcher):
         check_positive(vocab_size=vocab_size, image_dim=image_dim, embed_size=embed_size)
         check_positive(word_dim=word_dim, sim_dim=sim_dim, num_regions=num_regions)
         self.attention_scale = attention_scale
+        self.recompute = True
         self.regions = RegionEncoder(image_dim, embed_size)
         self.words = WordEncoder(vocab_size, word_dim, embed_size, dropout=dropout)
         self.region_attention = RegionAttention(embed_size, num_regions, dropout=dropout)
@@ -74,10 +87,17 @@ class NodeMatcher(Matcher):
 
     def floats_per_pair(self, images: Encoded, texts: Encoded) -> int:
         d, s = images.whole().shape[1], self.score.in_features
-        return (1 + texts.parts()[1].shape[1]) * (2 * d + 6 * s)
+        nodes = 1 + texts.parts()[1].shape[1]
+        if kernels.uses_triton(self.score.weight):
+            return nodes * (2 * images.parts()[1].shape[1] + 4 * s)
+        return nodes * (2 * d + 6 * s)
 
-    def logits_from(self, vectors: Tensor) -> Tensor:
-        """The similarity vectors' (n, m, s) logits (n, m)."""
+    @property
+    def similarity_width(self) -> int:
+        return self.score.in_features
+
+    def compare(self, images: Encoded, texts: Encoded) -> Tensor:
+        vectors = self.similarity_vectors(images, texts)  # (n, m, s)
         with without_autocast(vectors):
             return self.score(full_precision(vectors)).squeeze(-1)
 
@@ -93,20 +113,54 @@ class NodeMatcher(Matcher):
             _, word_mask = chunk.texts.parts()
             yield Nodes(values, F.pad(word_mask, (1, 0), value=True), chunk.columns)
 
+    def packed_nodes(self, images: Encoded, texts: Encoded) -> PackedNodes | None:
+        """The nodes by kernels, or None where the kernels are switched off or do not hold such sizes."""
+        if not kernels.uses_triton(images.whole()):
+            return None
+        (regions, region_mask), (words, word_mask) = images.parts(), texts.parts()
+        packing = pack(word_mask)
+        if not kernels.fits(
+            kernels.compute_dtype(regions),
+            num_regions=regions.shape[1],
+            num_nodes=1 + packing.longest,
+            sim_dim=self.score.in_features,
+        ):
+            return None
+        from sremkit.kernels.region_attention import region_attention  # imports Triton
+
+        words = aligned(words.flatten(0, 1).index_select(0, packing.places))  # (W, d), and some more rows
+        affinity = (regions.flatten(0, 1) @ words.T).unflatten(0, regions.shape[:2])  # (n, r, W)
+        attention = region_attention(
+            affinity, gram_matrix(regions), region_mask, packing, scale=self.attention_scale
+        )
+        local = self._project(attention, regions, words, self.local_similarity)  # (n, W, s)
+        # A text's global vector is a word that attends to one region, the image's global vector.
+        whole = images.whole().unsqueeze(1)  # (n, 1, d)
+        all_of_it = whole.new_ones(len(whole), 1, len(texts))
+        return PackedNodes(
+            torch.cat([self._project(all_of_it, whole, texts.whole(), self.global_similarity), local], dim=1),
+            packing,
+        )
+
+    def _project(self, attention: Tensor, contexts: Tensor, queries: Tensor, layer: nn.Linear) -> Tensor:
+        from sremkit.kernels.node_projection import node_projection  # imports Triton
+
+        dtype = kernels.compute_dtype(contexts)
+        return node_projection(attention, contexts, queries, layer.weight, layer.bias, dtype=dtype)
+
     def _word_nodes(self, images: Encoded, gram: Tensor, texts: Encoded) -> Tensor:
         (regions, region_mask), (words, word_mask) = images.parts(), texts.parts()
         affinity = affinities(words, regions)  # (n, r, k, w)
         attention = attend(affinity, word_mask, region_mask, scale=self.attention_scale)
         with without_autocast(words):
             attention = unit_attention(attention, gram).flatten(2)  # (n, r, k·w)
-        compared = checkpoint(
-            self._project_difference,
-            attention,
-            regions,
-            words.flatten(0, 1),
-            use_reentrant=False,
-            preserve_rng_state=False,
-        )
+        inputs = (attention, regions, words.flatten(0, 1))
+        if self.recompute:
+            compared = checkpoint(
+                self._project_difference, *inputs, use_reentrant=False, preserve_rng_state=False
+            )
+        else:
+            compared = self._project_difference(*inputs)
         return unit(compared.unflatten(1, words.shape[:2]))  # (n, k, w, s)
 
     def _project_difference(self, attention: Tensor, regions: Tensor, words: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ compiling there is one block: the compiler fuses the passes itself.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +16,18 @@ from torch import Tensor
 _CPU_ELEMENTS = 1 << 19  # for each thread: 2 MiB of float32 a buffer
 _DEVICE_ELEMENTS = 1 << 25  # only bounds the memory: small blocks would starve a GPU
 _GROUP = 64  # columns searched together for a maximum
+
+
+class Blocks(Protocol):
+    """The rows of a square matrix, block by block, wherever they come from and their gradient goes."""
+
+    @property
+    def single(self) -> bool: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[slice]: ...
+    def buffers(self, rows: slice) -> list[Tensor]: ...
+    def load(self, rows: slice, into: Tensor, scratch: Tensor) -> Tensor: ...
+    def deliver(self, target: Any, rows: slice, values: Tensor, scratch: Tensor) -> None: ...
 
 
 class RowBlocks:
@@ -44,6 +57,9 @@ class RowBlocks:
     def single(self) -> bool:
         """Whether one block holds the whole matrix."""
         return self.rows_a_block == len(self.matrix)
+
+    def __len__(self) -> int:
+        return len(self.matrix)
 
     def __iter__(self) -> Iterator[slice]:
         size = len(self.matrix)

@@ -17,13 +17,13 @@ where the sums leave phi out; that of the energy is -P.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from sremkit.objectives.blocks import RowBlocks, add_at, first_max, set_at, set_pairs, take_at
+from sremkit.objectives.blocks import Blocks, RowBlocks, add_at, first_max, set_at, set_pairs, take_at
 from sremkit.objectives.candidates import count_valid, low
 from sremkit.objectives.energy import energy_bound, mean_over
 from sremkit.objectives.entropy import scaled_entropy
@@ -65,6 +65,12 @@ class Outcome(NamedTuple):
     active_i2t: Tensor
     active_t2i: Tensor
     gradient: Tensor  # (0, 0) where none was asked for
+
+
+class RowMask(Protocol):
+    """A (b, b) mask of which rows can be had."""
+
+    def __getitem__(self, rows: slice, /) -> Tensor: ...
 
 
 class Queries(NamedTuple):
@@ -113,14 +119,23 @@ def evaluate(logits: Tensor, valid: Tensor | None, plan: Plan, *, with_gradient:
     gradient = logits.new_empty(logits.shape if with_gradient else (0, 0))
     target = gradient if with_gradient else None
     blocks = RowBlocks(logits, num_buffers=4)
-    t2i = _direction(blocks.T, None if valid is None else valid.T, plan, target)  # writes the gradient
-    i2t = _direction(blocks, valid, plan, target)  # adds to it
-    rank_i2t = _ranking(i2t, t2i.weight, plan)
-    rank_t2i = _ranking(t2i, i2t.weight, plan)
+    excluded = None if valid is None else ~valid
+    excluded_t2i, valid_t2i = (None, None) if valid is None else (~valid.T, valid.T)
+    # The first direction writes the gradient, the second one adds to it.
+    t2i = direction(blocks.T, excluded_t2i, count_valid(logits.T, valid_t2i), plan, target)
+    i2t = direction(blocks, excluded, count_valid(logits, valid), plan, target)
+    rank_i2t, rank_t2i = rank(i2t, t2i.weight, plan), rank(t2i, i2t.weight, plan)
     if with_gradient:
         add_at(gradient, i2t.hard_index, rank_i2t.by_hard)
         add_at(gradient.T, t2i.hard_index, rank_t2i.by_hard)
         gradient.diagonal().add_(rank_i2t.by_positive + rank_t2i.by_positive)
+    return outcome(i2t, t2i, rank_i2t, rank_t2i, plan, gradient)
+
+
+def outcome(
+    i2t: Direction, t2i: Direction, rank_i2t: Ranking, rank_t2i: Ranking, plan: Plan, gradient: Tensor
+) -> Outcome:
+    """What both directions come to together."""
     margins = {"clean_margin": plan.clean_margin, "noisy_margin": plan.noisy_margin}
     return Outcome(
         ranking_i2t=rank_i2t.loss,
@@ -141,13 +156,19 @@ def evaluate(logits: Tensor, valid: Tensor | None, plan: Plan, *, with_gradient:
     )
 
 
-def _direction(blocks: RowBlocks, valid: Tensor | None, plan: Plan, gradient: Tensor | None) -> Direction:
-    """One direction in two passes: how a pair is treated depends on how many pairs are clean."""
-    excluded = None if valid is None else ~valid
+def direction(
+    blocks: Blocks, excluded: RowMask | None, candidates: Tensor, plan: Plan, gradient: Any
+) -> Direction:
+    """One direction in two passes: how a pair is treated depends on how many pairs are clean.
+
+    Args:
+        excluded: rows of a (b, b) mask, True where a candidate does not count.
+        candidates: (b,) how many count.
+        gradient: where the blocks deliver the gradient, or None.
+    """
     surveys = [_survey(blocks, rows, excluded) for rows in blocks]
     positive, hard, hard_index, rest = (torch.cat(parts) for parts in zip(*surveys, strict=True))
 
-    candidates = count_valid(blocks.matrix, valid)
     energy = -torch.logaddexp(rest, hard)
     clean = (positive > hard) & (energy < plan.threshold)
     clean = clean if plan.filtration else torch.ones_like(clean)
@@ -173,7 +194,7 @@ def _direction(blocks: RowBlocks, valid: Tensor | None, plan: Plan, gradient: Te
     return Direction(positive, hard, hard_index, candidates > 1, energy, clean, weight, loss.mean())
 
 
-def _survey(blocks: RowBlocks, rows: slice, excluded: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _survey(blocks: Blocks, rows: slice, excluded: RowMask | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """F_ii, the hardest negative with its place, and the logsumexp of the others, for a block of rows."""
     block, share, *_ = blocks.buffers(rows)
     nothing = low(block.dtype)
@@ -192,12 +213,12 @@ def _survey(blocks: RowBlocks, rows: slice, excluded: Tensor | None) -> tuple[Te
 
 
 def _finish(
-    blocks: RowBlocks,
+    blocks: Blocks,
     rows: slice,
-    excluded: Tensor | None,
+    excluded: RowMask | None,
     queries: Queries,
     plan: Plan,
-    gradient: Tensor | None,
+    gradient: Any,
 ) -> tuple[Tensor, Tensor]:
     """Entropy without phi and complementary loss (k,) of a block of rows; its gradient goes to `gradient`."""
     block, share, labels, work = blocks.buffers(rows)
@@ -227,7 +248,7 @@ def _finish(
     if gradient is not None:
         push = labels.mul_(share).div_(negative_p.add_(1))  # Q share / (1 - P), that is G / (c u)
         pushed = queries.p_rest * push.sum(dim=1)
-        scale = queries.label_scale * (plan.complementary_weight / len(gradient))
+        scale = queries.label_scale * (plan.complementary_weight / len(blocks))
         pull = queries.p_rest * (scale * pushed + queries.energy_slope) + scale * label_hard * queries.p_hard
         push.mul_((scale * queries.p_rest)[:, None]).addcmul_(share, pull[:, None], value=-1)
         by_hard = queries.p_hard * (scale * (label_hard - pushed) - queries.energy_slope)
@@ -237,7 +258,7 @@ def _finish(
 
 
 def _select(
-    scores: Tensor, scratch: Tensor, rows: slice, excluded: Tensor | None, queries: Queries, plan: Plan
+    scores: Tensor, scratch: Tensor, rows: slice, excluded: RowMask | None, queries: Queries, plan: Plan
 ) -> None:
     """Turn a block of sigmoid scores into Q, in place."""
     nothing = low(scores.dtype)
@@ -264,7 +285,7 @@ def _energy_slope(energy: Tensor, clean: Tensor, plan: Plan) -> Tensor:
     return 2 * plan.energy_weight * by_clean.where(clean, -by_noisy)
 
 
-def _ranking(queries: Direction, weight: Tensor, plan: Plan) -> Ranking:
+def rank(queries: Direction, weight: Tensor, plan: Plan) -> Ranking:
     """The hinge of one direction with the weight of the other."""
     score, hard_score = queries.positive.sigmoid(), queries.hard.sigmoid()
     hinge = (plan.margin - weight * score + hard_score).relu().where(queries.has_negative, 0.0)

@@ -8,6 +8,7 @@ Reference: Dang et al., Noisy Correspondence Learning with Self-Reinforcing Erro
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from sremkit.objectives.candidates import as_logits, check_logits, distinct_images
 from sremkit.objectives.complementary import Reading, check_reading, complementary
 from sremkit.objectives.differentiable import weighted_sum
-from sremkit.objectives.fused import Plan
+from sremkit.objectives.fused import Outcome, Plan
 from sremkit.objectives.precision import product
 from sremkit.objectives.terms import Terms
 
@@ -115,13 +116,8 @@ class SREM(nn.Module):
             scale, bias: numbers or scalar tensors, which may be learned.
             options: `warmup` and `image_ids`, as for a call.
         """
-        if image_emb.ndim != 2 or image_emb.shape != text_emb.shape:
-            raise ValueError(
-                "image_emb and text_emb must both be (b, d), row i of each belonging to pair i; "
-                f"got {tuple(image_emb.shape)} and {tuple(text_emb.shape)}"
-            )
-        wide = torch.promote_types(torch.promote_types(image_emb.dtype, text_emb.dtype), torch.float32)
-        similarity = product(image_emb.to(wide), text_emb.to(wide).T)  # (b, b)
+        image_emb, text_emb = as_embeddings(image_emb, text_emb)
+        similarity = product(image_emb, text_emb.T)  # (b, b)
         return self(scale * similarity + bias, **options)
 
     def extra_repr(self) -> str:
@@ -130,6 +126,17 @@ class SREM(nn.Module):
     def _terms(self, logits: Tensor, valid: Tensor | None, warmup: bool) -> Terms:
         plan = self._plan(warmup)
         found, total = weighted_sum(logits, valid, plan)  # [eq:total] [eq:warmup]
+        terms = self._as_terms(found, total, warmup)
+        if self.complementary and self.reading == "printed":
+            printed_i2t = self._printed(logits, found.clean_i2t, valid, plan)
+            printed_t2i = self._printed(logits.T, found.clean_t2i, None if valid is None else valid.T, plan)
+            parts = {"complementary_i2t": printed_i2t.detach(), "complementary_t2i": printed_t2i.detach()}
+            total = total + plan.complementary_weight * (printed_i2t + printed_t2i)
+            return replace(terms, total=total, parts={**terms.parts, **parts})
+        return terms
+
+    def _as_terms(self, found: Outcome, total: Tensor, warmup: bool) -> Terms:
+        """What was found, without the terms that take no part."""
         nothing = torch.zeros_like(found.ranking_i2t)
         bounds = self.filtration and not warmup
         parts = {
@@ -140,11 +147,6 @@ class SREM(nn.Module):
             "complementary_i2t": found.complementary_i2t,
             "complementary_t2i": found.complementary_t2i,
         }
-        if self.complementary and self.reading == "printed":
-            printed_i2t = self._printed(logits, found.clean_i2t, valid, plan)
-            printed_t2i = self._printed(logits.T, found.clean_t2i, None if valid is None else valid.T, plan)
-            total = total + plan.complementary_weight * (printed_i2t + printed_t2i)
-            parts |= {"complementary_i2t": printed_i2t.detach(), "complementary_t2i": printed_t2i.detach()}
         return Terms(
             total=total,
             parts=parts,
@@ -183,21 +185,35 @@ class SREM(nn.Module):
 
     def _check(self, logits: Tensor, warmup: bool, image_ids: Tensor | None) -> None:
         check_logits(logits)
+        self._check_options(len(logits), warmup, image_ids)
+        if self.check_finite and not torch.compiler.is_compiling() and not all_finite(logits):
+            raise ValueError(
+                "logits hold NaN or infinite values; look for a division by a zero norm, an overflow in half "
+                "precision or too high a learning rate (check_finite=False switches this check off)"
+            )
+
+    def _check_options(self, size: int, warmup: bool, image_ids: Tensor | None) -> None:
         if warmup and not self.complementary:
             raise ValueError(
                 "the warm-up is the complementary loss alone, and complementary=False switched it off; "
                 "train without a warm-up, or with the complementary loss"
             )
-        if image_ids is not None and image_ids.shape != logits.shape[:1]:
+        if image_ids is not None and image_ids.shape != (size,):
             raise ValueError(
-                f"image_ids must hold one number for each of the {len(logits)} pairs; "
+                f"image_ids must hold one number for each of the {size} pairs; "
                 f"got shape {tuple(image_ids.shape)}"
             )
-        if self.check_finite and not torch.compiler.is_compiling() and not _all_finite(logits):
-            raise ValueError(
-                "logits hold NaN or infinite values; look for a division by a zero norm, an overflow in half "
-                "precision or too high a learning rate (check_finite=False switches this check off)"
-            )
+
+
+def as_embeddings(image_emb: Tensor, text_emb: Tensor) -> tuple[Tensor, Tensor]:
+    """The checked embeddings in one format, float32 at least."""
+    if image_emb.ndim != 2 or image_emb.shape != text_emb.shape:
+        raise ValueError(
+            "image_emb and text_emb must both be (b, d), row i of each belonging to pair i; "
+            f"got {tuple(image_emb.shape)} and {tuple(text_emb.shape)}"
+        )
+    wide = torch.promote_types(torch.promote_types(image_emb.dtype, text_emb.dtype), torch.float32)
+    return image_emb.to(wide), text_emb.to(wide)
 
 
 def _check_positive(**settings: float) -> None:
@@ -206,7 +222,7 @@ def _check_positive(**settings: float) -> None:
             raise ValueError(f"{name} must be 0 or more, got {value}")
 
 
-def _all_finite(logits: Tensor) -> bool:
+def all_finite(logits: Tensor) -> bool:
     """One pass without a temporary matrix: a NaN or infinite entry shows in the least or the greatest."""
     least, greatest = logits.detach().aminmax()
     return bool((least.isfinite() & greatest.isfinite()).item())

@@ -1,0 +1,259 @@
+"""How fast a backbone trains and scores: plain, compiled and by kernels, beside what the device could do.
+
+`srem bench speed saf sgr scan-t2i --device cuda --batch-size 128 --check` prints a row as soon
+as it is measured. A step is encoding, comparison, a contrastive loss, gradients, clipping and Adam, on random
+features of the published sizes and captions of 8 to 25 words that lie on the device already. The floor is what
+the counted operations and bytes would take at the rates of a large product and of a large copy, both
+measured in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sremkit import kernels
+from sremkit.bench.backbones import IMAGE_DIM, OPTIONS, REGIONS, WORDS, gradients_of, make_batch
+from sremkit.bench.kernel_check import can_check, check_backbones, check_kernels
+from sremkit.bench.operations import Sizes, Work, training_work
+from sremkit.data.batch import Batch
+from sremkit.models import Encoded, Matcher, build_matcher
+
+WAYS = ("fused", "plain", "compiled")
+#: Seconds that a row is expected to take at most, its compilation included; without them it is skipped.
+EXPECTED = {"fused": 20.0, "plain": 10.0, "compiled": 100.0}
+#: Sizes to try the program with.
+SMALL = {"vocab_size": 8481, "image_dim": 24, "embed_size": 16, "word_dim": 8}
+
+
+class Bench:
+    """One run: its arguments, what is left of its time, and the rows found so far."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.device = torch.device(args.device)
+        self.started = time.monotonic()
+        self.result: dict[str, Any] = {"machine": _machine(self.device), "rows": []}
+        self.result |= {
+            "torch": torch.__version__,
+            "precision": args.precision,
+            "batch_size": args.batch_size,
+        }
+
+    def remaining(self) -> float:
+        return self.args.budget_seconds - (time.monotonic() - self.started)
+
+    def autocast(self) -> torch.autocast:
+        half = self.args.precision == "bf16"
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half)
+
+    def keep(self, row: dict[str, Any]) -> None:
+        """Print a row, and write everything so far: a run that is cut off loses nothing."""
+        self.result["rows"].append(row)
+        print(_line(row), flush=True)
+        if self.args.json:
+            Path(self.args.json).write_text(json.dumps(self.result, indent=1) + "\n", encoding="utf-8")
+
+    def build(self, name: str) -> Matcher:
+        torch.manual_seed(0)
+        options = OPTIONS.get(name, WORDS)
+        if self.args.small:
+            options = {**SMALL, "sim_dim": 8, "num_regions": 6} if name in ("saf", "sgr", "sgraf") else SMALL
+        return build_matcher(name, **options).to(self.device)
+
+    def batch(self, name: str, size: int, *, seed: int = 0) -> Batch:
+        regions, image_dim = (6, SMALL["image_dim"]) if self.args.small else (REGIONS, IMAGE_DIM)
+        words = (2, 5) if self.args.small else (8, 25)
+        return make_batch(name, size, seed=seed, words=words, regions=regions, image_dim=int(image_dim)).to(
+            self.device
+        )
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """Median seconds of `work`, after three calls that are not counted."""
+        for _ in range(3):
+            work()
+        _wait(self.device)
+        times: list[float] = []
+        started = time.monotonic()
+        patience = min(self.args.patience, max(0.0, self.remaining()))
+        while len(times) < 3 or (len(times) < 20 and time.monotonic() - started < patience):
+            work_started = time.perf_counter()
+            repeats = 5 if self.device.type == "cuda" else 1  # so that a wait does not count for much
+            for _ in range(repeats):
+                work()
+            _wait(self.device)
+            times.append((time.perf_counter() - work_started) / repeats)
+        return sorted(times)[len(times) // 2]
+
+
+def measure_ceilings(bench: Bench) -> dict[str, float]:
+    """Operations a second of a large product and bytes a second of a large copy, read and written."""
+    cuda = bench.device.type == "cuda"
+    side, numbers = (8192, 1 << 28) if cuda else (512, 1 << 22)
+    dtype = torch.bfloat16 if bench.args.precision == "bf16" else torch.float32
+    x, y = (torch.randn(side, side, device=bench.device).to(dtype) for _ in range(2))
+    out = torch.empty_like(x)
+    product = bench.seconds(lambda: torch.mm(x, y, out=out))
+    source = torch.randn(numbers, device=bench.device)
+    target = torch.empty_like(source)
+    copy = bench.seconds(lambda: target.copy_(source))
+    return {"operations_a_second": 2 * side**3 / product, "bytes_a_second": 2 * 4 * numbers / copy}
+
+
+def training_row(bench: Bench, name: str, way: str, ceilings: dict[str, float]) -> dict[str, Any]:
+    """One training step of a backbone, in one of the ways."""
+    matcher = bench.build(name).train()
+    batch = bench.batch(name, bench.args.batch_size)
+    optimizer = torch.optim.Adam(matcher.parameters(), lr=2e-4, fused=bench.device.type == "cuda")
+    logits_of = torch.compile(matcher) if way == "compiled" else matcher
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with bench.autocast():
+            logits = logits_of(batch)
+        gradients_of(logits)
+        torch.nn.utils.clip_grad_norm_(matcher.parameters(), 2.0)
+        optimizer.step()
+
+    if bench.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    with kernels.use("triton" if way == "fused" else "plain"):
+        seconds = bench.seconds(step)
+        if bench.args.profile:
+            print(_profile(bench, step), flush=True)
+    row: dict[str, Any] = {"backbone": name, "way": way, "what": "training step", "seconds": seconds}
+    row["pairs_a_second"] = bench.args.batch_size / seconds
+    if bench.device.type == "cuda":
+        row["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    work = _work(bench, matcher, batch)
+    if work is not None:
+        floor = work.floor(**ceilings)
+        row |= {"operations": work.operations, "bytes": work.bytes, "floor": floor, "ratio": seconds / floor}
+    return row
+
+
+def _profile(bench: Bench, step: Callable[[], None]) -> str:
+    """Where the time of three steps went, kernel by kernel."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if bench.device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as found:
+        for _ in range(3):
+            step()
+        _wait(bench.device)
+    by = "self_cuda_time_total" if bench.device.type == "cuda" else "self_cpu_time_total"
+    return found.key_averages().table(sort_by=by, row_limit=25, max_name_column_width=50)
+
+
+def _work(bench: Bench, matcher: Matcher, batch: Batch) -> Work | None:
+    if batch.images is None or batch.word_mask is None or batch.images.ndim != 3:
+        return None
+    n, r, image_dim = batch.images.shape
+    itemsize = 2 if bench.args.precision == "bf16" else 4
+    return training_work(matcher, Sizes(n, r, image_dim, batch.word_mask.sum(dim=1).tolist(), itemsize))
+
+
+def scoring_row(bench: Bench, name: str, way: str) -> dict[str, Any]:
+    """All images with all texts, encoders included, each item encoded once."""
+    matcher = bench.build(name).eval()
+    num_images, num_texts = bench.args.eval_images, bench.args.eval_texts
+    batches = [bench.batch(name, min(500, num_texts), seed=k) for k in range(-(-num_texts // 500))]
+    limit = (4 << 30) if bench.device.type == "cuda" else (512 << 20)
+
+    @torch.no_grad()
+    def score() -> None:
+        with bench.autocast():
+            of_images = batches[: -(-num_images // len(batches[0].pair_id))]
+            images = Encoded.concatenate([matcher.encode_images(b) for b in of_images])
+            texts = Encoded.concatenate([matcher.encode_texts(b) for b in batches])
+            matcher.score_all(images[:num_images], texts[:num_texts], memory_limit=limit)
+
+    if bench.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    with kernels.use("triton" if way == "fused" else "plain"):
+        score()
+        _wait(bench.device)
+        started = time.perf_counter()
+        score()
+        _wait(bench.device)
+    seconds = time.perf_counter() - started
+    row = {"backbone": name, "way": way, "what": f"scores {num_images}x{num_texts}", "seconds": seconds}
+    row["pairs_a_second"] = num_images * num_texts / seconds
+    if bench.device.type == "cuda":
+        row["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    return row
+
+
+def _jobs(
+    bench: Bench, ceilings: dict[str, float]
+) -> Iterator[tuple[str, str, Callable[[], dict[str, Any]]]]:
+    """What matters most comes first; what compiles for long comes last."""
+    for way in bench.args.ways:
+        for name in bench.args.backbones:
+            if way == "fused" and name not in ("saf", "sgr", "sgraf"):
+                continue  # no kernel serves it yet
+            yield name, way, lambda n=name, w=way: training_row(bench, n, w, ceilings)  # type: ignore[misc]
+            if way != "compiled" and bench.args.eval_texts:
+                yield name, way, lambda n=name, w=way: scoring_row(bench, n, w)  # type: ignore[misc]
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure everything that fits the budget; what fails is named and passed over."""
+    if args.device is None:
+        args.device = "cuda" if torch.cuda.is_available() else "cpu"
+    if args.precision is None:
+        args.precision = "bf16" if args.device.startswith("cuda") else "float32"
+    bench = Bench(args)
+    print(f"{bench.result['machine']}, torch {torch.__version__}, {args.precision}, batch {args.batch_size}")
+    if args.check:
+        if can_check(args.device):
+            bench.result["kernels_right"] = check_kernels(args.device) & check_backbones(args.device)
+        else:
+            print("the kernels are not checked: they need a CUDA device, or TRITON_INTERPRET=1")
+    ceilings = measure_ceilings(bench)
+    bench.result["ceilings"] = ceilings
+    print(
+        f"ceilings: {ceilings['operations_a_second'] / 1e12:.3g} TFLOP/s in a product, "
+        f"{ceilings['bytes_a_second'] / 1e12:.3g} TB/s in a copy, read and written\n"
+    )
+    print(
+        "backbone   way       what                  time     pairs/s   peak GB   Tflop      GB  floor ms  ratio"
+    )
+    for name, way, job in _jobs(bench, ceilings):
+        if bench.remaining() < EXPECTED[way]:
+            print(f"{name:<10} {way:<9} skipped: {max(0.0, bench.remaining()):.0f} s of the budget are left")
+            continue
+        try:
+            bench.keep(job())
+        except Exception as error:  # one way that fails must not cost the others
+            print(f"{name:<10} {way:<9} FAILED: {type(error).__name__}: {str(error)[:800]}", flush=True)
+        if bench.device.type == "cuda":
+            torch.cuda.empty_cache()
+    return bench.result
+
+
+def _line(row: dict[str, Any]) -> str:
+    line = f"{row['backbone']:<10} {row['way']:<9} {row['what']:<17} {1e3 * row['seconds']:>6.2f} ms "
+    line += f"{row['pairs_a_second']:>11,.0f} {row.get('peak_gb', float('nan')):>9.2f}"
+    if "floor" in row:
+        line += f" {row['operations'] / 1e12:>7.3f} {row['bytes'] / 1e9:>7.2f}"
+        line += f" {1e3 * row['floor']:>9.3f} {row['ratio']:>6.1f}"
+    return line
+
+
+def _machine(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()

@@ -1,0 +1,26 @@
+"""Gradients of gradients for a fused function: by way of its plain twin.
+
+Methods that learn their own weights differentiate through a training step. Their backward passes are
+themselves recorded, and then a kernel, which autograd cannot look into, gives way to the plain twin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def recorded_gradients(
+    plain: Callable[..., Tensor], inputs: Sequence[Tensor], upstream: Tensor, needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """Gradients by the inputs that are `needed`, through which autograd can go back once more."""
+    # By way of aliases: an input may have been computed from another one, whose gradient must not count that.
+    aliases = [x.view_as(x) for x in inputs]
+    result = plain(*aliases)
+    wanted = [x for x, need in zip(aliases, needed, strict=True) if need]
+    found = iter(
+        torch.autograd.grad(result, wanted, upstream.to(result.dtype), create_graph=True, allow_unused=True)
+    )
+    return [next(found) if need else None for need in needed]

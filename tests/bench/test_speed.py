@@ -1,0 +1,121 @@
+"""The speed bench runs anywhere at tiny sizes, keeps to its budget, and counts what it says it counts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from sremkit.bench import speed
+from sremkit.bench.kernel_check import can_check
+from sremkit.bench.operations import Sizes, Work, training_work
+from sremkit.cli.main import build_parser
+from sremkit.models import build_matcher
+
+
+def arguments(given: list[str]):
+    return build_parser().parse_args(["bench", "speed", *given])
+
+
+TINY = ["--small", "--device", "cpu", "--batch-size", "3", "--patience", "0", "--eval-images", "2"]
+TINY += ["--eval-texts", "3", "--precision", "float32"]
+
+
+def test_rows_are_printed_and_written_for_training_and_scoring(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "speed.json"
+    found = speed.run(arguments(["saf", "scan-t2i", *TINY, "--ways", "plain", "--json", str(file)]))
+    rows = [(row["backbone"], row["way"], row["what"]) for row in found["rows"]]
+    assert rows == [
+        ("saf", "plain", "training step"),
+        ("saf", "plain", "scores 2x3"),
+        ("scan-t2i", "plain", "training step"),
+        ("scan-t2i", "plain", "scores 2x3"),
+    ]
+    assert json.loads(file.read_text()) == found
+    assert found["ceilings"]["operations_a_second"] > 1e8
+    for row in found["rows"]:
+        assert row["seconds"] > 0
+        if row["what"] == "training step":
+            assert row["pairs_a_second"] == pytest.approx(3 / row["seconds"])
+            assert row["ratio"] == pytest.approx(row["seconds"] / row["floor"])
+    assert "saf        plain     training step" in capsys.readouterr().out
+
+
+def test_what_does_not_fit_the_budget_is_skipped_and_said(capsys) -> None:
+    found = speed.run(arguments(["saf", *TINY, "--budget-seconds", "0"]))
+    assert found["rows"] == []
+    assert "skipped: 0 s of the budget are left" in capsys.readouterr().out
+
+
+def test_a_way_that_fails_does_not_cost_the_others(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr(speed, "scoring_row", refuse)
+    found = speed.run(arguments(["saf", *TINY, "--ways", "plain"]))
+    assert [row["what"] for row in found["rows"]] == ["training step"]
+    assert "FAILED: RuntimeError: no such thing" in capsys.readouterr().out
+
+
+def test_a_profile_names_the_operations_of_a_step(capsys) -> None:
+    speed.run(arguments(["saf", *TINY, "--ways", "plain", "--eval-texts", "0", "--profile"]))
+    printed = capsys.readouterr().out
+    assert "Self CPU" in printed
+    assert "aten::" in printed
+
+
+def test_kernels_are_timed_where_they_run() -> None:
+    pytest.importorskip("triton", reason="the kernels need Triton")
+    if not can_check("cpu"):
+        pytest.skip("there is a GPU, so kernels are not interpreted")
+    found = speed.run(arguments(["saf", *TINY, "--ways", "fused", "--eval-texts", "0"]))
+    assert [row["way"] for row in found["rows"]] == ["fused"]
+
+
+def test_without_a_device_or_an_interpreter_the_check_says_so(capsys, monkeypatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    found = speed.run(arguments(["saf", *TINY, "--check", "--budget-seconds", "0"]))
+    assert "kernels_right" not in found
+    assert "the kernels are not checked" in capsys.readouterr().out
+
+
+def test_the_operations_of_a_small_comparison_by_hand() -> None:
+    matcher = build_matcher("scan-t2i", vocab_size=10, image_dim=3, embed_size=2, word_dim=5)
+    work = training_work(matcher, Sizes(images=2, regions=4, image_dim=3, lengths=[3, 1], itemsize=4))
+    # n = 2, r = 4, D = 3, W = 4, d = 2, e = 5:
+    # regions 4·2·4·3·2 = 192; GRU 3·2·(2·4·3·(5+2)·2) = 2016; attention 3·2·2·4·(4·2 + 4·2 + 4·4) = 1536
+    assert work is not None
+    assert work.operations == 192 + 2016 + 1536
+    parameters = sum(p.numel() for p in matcher.parameters())
+    # features twice 4·2·4·3·2 = 192; affinities and attention 5·8·2·4·4 = 1280; 48 bytes a parameter
+    assert work.bytes == 192 + 1280 + 48 * parameters
+
+
+def test_at_the_published_sizes_the_count_is_as_by_hand() -> None:
+    lengths = [16] * 64 + [17] * 64
+    options = {"vocab_size": 100, "image_dim": 2048}
+    sizes = Sizes(images=128, regions=36, image_dim=2048, lengths=lengths, itemsize=2)
+    saf, sgr = (training_work(build_matcher(name, **options), sizes) for name in ("saf", "sgr"))
+    assert saf is not None
+    assert sgr is not None
+    # In 1e12, n = 128, W = 2112, r = 36, d = 1024, s = 256: the projection 6·n·(W + n)·d·s = 0.451, attended
+    # vectors 8·n·r·W·d = 0.080, attention 6·n·r·(W·d + r·d + r·W) = 0.063, the GRU 36·W·1324·d = 0.103, the
+    # global vectors 6·d²·(n·r + n + W + n) = 0.044, regions 4·n·r·2048·d = 0.039, the filter 0.001: 0.78
+    assert saf.operations == pytest.approx(0.78e12, rel=0.01)
+    # SGR's two full steps, 2·12·n·(W + n)·s² = 0.451 and 2·12·n·s·sum (1 + w)² = 0.031, and the last one's
+    # layers for n global nodes an image, 12·n·n·s² = 0.013; its attention is as much as SAF's filter: 0.495
+    assert sgr.operations - saf.operations == pytest.approx(0.495e12, rel=0.01)
+
+
+def test_the_floor_is_the_slower_of_computing_and_moving() -> None:
+    work = Work(operations=100.0, bytes=10.0)
+    assert work.floor(operations_a_second=10.0, bytes_a_second=5.0) == 10.0
+    assert work.floor(operations_a_second=1000.0, bytes_a_second=5.0) == 2.0
+
+
+def test_a_backbone_that_nobody_counted_has_no_floor() -> None:
+    matcher = build_matcher("dual", image_dim=4, text_dim=3)
+    assert training_work(matcher, Sizes(1, 1, 4, [1], 4)) is None
+    assert torch.is_grad_enabled()

@@ -1,0 +1,87 @@
+"""Compiles every kernel for an H200 without one, and prints the shared memory of each: a JSON object.
+
+A program of its own: Triton either interprets or compiles, for the whole process.
+"""
+
+from __future__ import annotations
+
+import json
+
+from triton import compile as compile_kernel
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from sremkit.kernels import node_attention, node_projection, node_sum, region_attention
+
+NUMBERS = {
+    "num_words", "num_texts", "num_regions", "num_nodes", "num_asking", "sim_dim", "widest", "first_word",
+    "num_here", "upstream_stride",
+}  # fmt: skip
+ALWAYS_FLOAT32 = {"inverse", "by_attention", "by_gram", "gram", "weights", "by_weights", "bias"}
+
+
+def shared_memory(kernel, dtype: str, constants: dict, *, num_warps: int, num_stages: int, float32=()) -> int:
+    """Bytes of shared memory that the compiled kernel takes."""
+
+    def kind(name: str) -> str:
+        if name in constants:
+            return "constexpr"
+        if name in NUMBERS:
+            return "i32"
+        if name in ("epsilon", "scale"):
+            return "fp32"
+        special = {"starts": "*i32", "region_mask": "*u8"}
+        return special.get(name, "*fp32" if name in ALWAYS_FLOAT32 | set(float32) else f"*{dtype}")
+
+    signature = {name: kind(name) for name in kernel.arg_names}
+    aligned = [
+        k for k, name in enumerate(kernel.arg_names) if signature[name].startswith("*") or name == "sim_dim"
+    ]
+    source = ASTSource(kernel, signature, constants, {(k,): [["tt.divisibility", 16]] for k in aligned})
+    options = {"num_warps": num_warps, "num_stages": num_stages}
+    return compile_kernel(source, target=GPUTarget("cuda", 90, 32), options=options).metadata.shared
+
+
+def main() -> None:
+    found: dict[str, int] = {}
+    for dtype, size, precision in (("bf16", 2, "ieee"), ("fp32", 4, "tf32x3")):
+        sizes = {"REGIONS": 64, "SIM": 256, "WIDTH": 1024, "PRECISION": precision}
+        for kernel, choices in (
+            (node_projection.project, node_projection.FORWARD),
+            (node_projection.project_back, node_projection.BACKWARD),
+        ):
+            for blocks in choices[size]:
+                constants = {**sizes, "BLOCK_W": blocks.words, "BLOCK_D": blocks.width}
+                found[f"{kernel.__name__} {dtype} {blocks}"] = shared_memory(
+                    kernel, dtype, constants, num_warps=blocks.num_warps, num_stages=blocks.num_stages
+                )
+        for nodes in (32, 128 if size == 2 else 64):
+            graph = {
+                "ONLY_GLOBAL": False,
+                "ASKING": nodes,
+                "NODES": nodes,
+                "SIM": 256,
+                "PRECISION": precision,
+            }
+            graph["BLOCK_S"] = node_attention._columns(nodes, size)
+            schedule = node_attention._schedule(nodes)
+            for kernel in (node_attention.attend, node_attention.attend_back):
+                name = f"{kernel.__name__} {dtype} {nodes}"
+                found[name] = shared_memory(kernel, dtype, graph, **schedule)
+        for kernel in (node_sum.add_up, node_sum.add_up_back):
+            found[f"{kernel.__name__} {dtype}"] = shared_memory(
+                kernel, dtype, {"NODES": 32, "SIM": 256}, num_warps=4, num_stages=1,
+                float32=("out", "upstream"),
+            )  # fmt: skip
+        for kernel in (region_attention.attend_regions, region_attention.attend_regions_back):
+            constants = {"REGIONS": 64, "WORDS": 32, "PARTS": 16}
+            if kernel is region_attention.attend_regions:
+                del constants["PARTS"]
+            found[f"{kernel.__name__} {dtype}"] = shared_memory(
+                kernel, dtype, constants, num_warps=8, num_stages=1, float32=("out", "upstream")
+            )
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""Every kernel and its plain twin against loops in float64: values and all gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.kernel_cases import CASES, DEVICE, Case, assert_near, random, value_and_gradients
+from oracles import packed as oracle
+from sremkit.kernels import node_attention as attention_module
+from sremkit.kernels import node_projection as projection_module
+from sremkit.kernels import node_sum as sum_module
+from sremkit.kernels import region_attention as region_module
+
+pytest.importorskip("triton", reason="the kernels need Triton")
+
+Function = Callable[..., Tensor]
+
+
+def projection(case: Case) -> tuple[list[Tensor], dict[str, Function]]:
+    inputs = [
+        random(case.images, case.regions, case.num_words, seed=1, scale=0.4),
+        random(case.images, case.regions, case.width, seed=2, scale=0.4),
+        random(case.num_words, case.width, seed=3, scale=0.4),
+        random(case.sim, case.width, seed=4, scale=0.3),
+        random(case.sim, seed=5),
+    ]
+    return inputs, {
+        "kernel": lambda *x: projection_module.node_projection(*x, dtype=x[0].dtype),
+        "plain": projection_module.plain_node_projection,
+        "oracle": oracle.node_projection,
+    }
+
+
+def attention(case: Case, *, only_global: bool = False) -> tuple[list[Tensor], dict[str, Function]]:
+    packing = case.packing
+    asking = len(case.lengths) if only_global else case.num_nodes
+    inputs = [
+        random(case.images, asking, case.sim, seed=6, scale=0.5),
+        random(case.images, case.num_nodes, case.sim, seed=7, scale=0.5),
+    ]
+    return inputs, {
+        "kernel": lambda q, x: attention_module.node_attention(q, x, packing),
+        "plain": lambda q, x: attention_module.plain_node_attention(q, x, packing),
+        "oracle": lambda q, x: oracle.node_attention(q, x, case.lengths),
+    }
+
+
+def weighted(case: Case) -> tuple[list[Tensor], dict[str, Function]]:
+    packing = case.packing
+    inputs = [
+        random(case.images, len(case.lengths), 1 + max(case.lengths), seed=8),
+        random(case.images, case.num_nodes, case.sim, seed=9),
+    ]
+    return inputs, {
+        "kernel": lambda w, x: sum_module.node_sum(w, x, packing),
+        "plain": lambda w, x: sum_module.plain_node_sum(w, x, packing),
+        "oracle": lambda w, x: oracle.node_sum(w, x, case.lengths),
+    }
+
+
+def regions(case: Case) -> tuple[list[Tensor], dict[str, Function]]:
+    packing = case.packing
+    mask = torch.ones(case.images, case.regions, dtype=torch.bool, device=DEVICE)
+    mask[0, case.regions // 2 + 1 :] = False
+    vectors = random(case.images, case.regions, case.width, seed=10, scale=case.width**-0.5)
+    vectors = vectors.masked_fill(~mask.unsqueeze(2), 0.0)
+    affinity = random(case.images, case.regions, case.num_words, seed=11).masked_fill(~mask.unsqueeze(2), 0.0)
+    return [affinity, vectors @ vectors.transpose(1, 2)], {
+        "kernel": lambda x, g: region_module.region_attention(x, g, mask, packing, scale=9.0),
+        "plain": lambda x, g: region_module.plain_region_attention(x, g, mask, packing, scale=9.0),
+        "oracle": lambda x, g: oracle.region_attention(x, g, mask, case.lengths, 9.0),
+    }
+
+
+FUNCTIONS = {
+    "node_projection": projection,
+    "node_attention": attention,
+    "global_attention": lambda case: attention(case, only_global=True),
+    "node_sum": weighted,
+    "region_attention": regions,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("case", ["odd", "one-of-all"])
+def test_a_plain_twin_equals_the_loops(name: str, case: str) -> None:
+    inputs, ways = FUNCTIONS[name](CASES[case])
+    found = value_and_gradients(ways["plain"], inputs, torch.float64)
+    assert_near(found, value_and_gradients(ways["oracle"], inputs, torch.float64), 1e-10)
+
+
+# Sums of float32 numbers have six sure digits, half precision's three and a half; a gradient loses one.
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 4e-3)], ids=["float32", "half"]
+)
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("case", CASES)
+def test_a_kernel_equals_its_plain_twin(name: str, case: str, dtype: torch.dtype, tolerance: float) -> None:
+    inputs, ways = FUNCTIONS[name](CASES[case])
+    right = value_and_gradients(ways["plain"], inputs, torch.float64)
+    assert_near(value_and_gradients(ways["kernel"], inputs, dtype), right, tolerance)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_gradient_of_a_gradient_is_the_plain_twins(name: str) -> None:
+    inputs, ways = FUNCTIONS[name](CASES["odd"])
+
+    def curvature(function: Function, dtype: torch.dtype) -> list[Tensor]:
+        leaves = [x.detach().to(dtype).requires_grad_() for x in inputs]
+        value = function(*leaves)
+        first = torch.autograd.grad(value.square().sum() + value.sum(), leaves, create_graph=True)
+        return list(torch.autograd.grad(sum(g.square().sum() for g in first), leaves))
+
+    right = curvature(ways["plain"], torch.float64)
+    found = curvature(ways["kernel"], torch.float32)
+    for x, y in zip(found, right, strict=True):
+        if y.norm() > 1e-9:  # a unit vector's second derivative may vanish
+            assert_near([x], [y], 1e-4)
+
+
+def test_the_backward_pass_gives_the_same_in_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, ways = projection(Case([100, 60, 100], images=2, regions=3, width=20, sim=16))
+    whole = value_and_gradients(ways["kernel"], inputs, torch.float32)
+    monkeypatch.setattr(projection_module, "_BACKWARD_BYTES", 1)  # 128 words at a time
+    in_parts = value_and_gradients(ways["kernel"], inputs, torch.float32)
+    assert_near(in_parts, [x.double() for x in whole], 1e-6)
+
+
+def test_upstream_may_be_a_slice_of_a_concatenation() -> None:
+    inputs, ways = projection(CASES["odd"])
+
+    def between(function: Function) -> Function:
+        def joined(*x: Tensor) -> Tensor:
+            value = function(*x)
+            return torch.cat([value[:, :2] * 2, value, value[:, :1]], dim=1)
+
+        return joined
+
+    right = value_and_gradients(between(ways["plain"]), inputs, torch.float64)
+    assert_near(value_and_gradients(between(ways["kernel"]), inputs, torch.float32), right, 1e-5)
+
+
+def test_a_vector_that_vanishes_has_a_finite_gradient() -> None:
+    inputs, ways = projection(CASES["odd"])
+    inputs[3], inputs[4] = torch.zeros_like(inputs[3]), torch.zeros_like(inputs[4])
+    found = value_and_gradients(ways["kernel"], inputs, torch.float32)
+    assert torch.equal(found[0], torch.zeros_like(found[0]))
+    assert all(g.isfinite().all() for g in found)
+
+
+def test_an_image_without_regions_attends_to_nothing_with_finite_gradients() -> None:
+    case = CASES["odd"]
+    packing = case.packing
+    nobody = torch.zeros(case.images, case.regions, dtype=torch.bool, device=DEVICE)
+    inputs = [random(case.images, case.regions, n, seed=1) * 0 for n in (case.num_words, case.regions)]
+    found = value_and_gradients(
+        lambda x, g: region_module.region_attention(x, g, nobody, packing, scale=9.0), inputs, torch.float32
+    )
+    assert torch.equal(found[0], torch.zeros_like(found[0]))
+    assert all(g.isfinite().all() for g in found)
+
+
+@pytest.mark.parametrize("name", ["node_attention", "node_sum", "region_attention"])
+def test_a_kernel_that_forgot_where_a_caption_ends_would_be_noticed(name: str) -> None:
+    case = CASES["odd"]
+    inputs, ways = FUNCTIONS[name](case)
+    shifted = Case([4, 6, 1, 5], case.images, case.regions, case.width, case.sim)
+    _, wrong = FUNCTIONS[name](shifted)
+    if name == "node_sum":
+        inputs[0] = inputs[0][:, :, :7]  # the shifted captions are one node shorter at most
+        with pytest.raises(AssertionError):
+            assert_near(
+                value_and_gradients(wrong["kernel"], inputs, torch.float32)[:1],
+                [oracle.node_sum(inputs[0], inputs[1], [3, 6, 1, 5])],
+                1e-2,
+            )
+        return
+    right = value_and_gradients(ways["oracle"], inputs, torch.float64)
+    with pytest.raises(AssertionError):
+        assert_near(value_and_gradients(wrong["kernel"], inputs, torch.float32), right, 1e-2)
+
+
+@pytest.mark.parametrize("name", ["node_attention", "node_sum", "region_attention"])
+@pytest.mark.parametrize(("way", "dtype"), [("plain", torch.float64), ("kernel", torch.float32)])
+def test_rows_that_fill_up_have_no_influence_and_no_gradient(name: str, way: str, dtype: torch.dtype) -> None:
+    """Words and nodes may have a few rows more than the captions, whatever is in them."""
+    inputs, ways = FUNCTIONS[name](CASES["odd"])
+    right = value_and_gradients(ways["plain"], inputs, torch.float64)[0]
+    dim = 2 if name == "region_attention" else 1
+    fills = [name != "node_sum", name != "region_attention"]  # the first, the second of the inputs
+    longer = [
+        torch.cat([x, x.narrow(dim, 0, 3) + 1], dim=dim) if fill else x
+        for x, fill in zip(inputs, fills, strict=True)
+    ]
+    value, *gradients = value_and_gradients(ways[way], longer, dtype)
+    assert_near([value[:, : right.shape[1], : right.shape[2]]], [right], 1e-5)
+    for x, gradient, fill in zip(inputs, gradients, fills, strict=True):
+        if fill:
+            assert (gradient.narrow(dim, x.shape[dim], 3) == 0).all()
+            assert (gradient.narrow(dim, 0, x.shape[dim]) != 0).any()
