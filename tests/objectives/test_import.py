@@ -29,7 +29,7 @@ def test_the_import_needs_torch_alone() -> None:
     found = measured()
     third_parties = set(found["added"]) - set(sys.stdlib_module_names)
     assert third_parties == {"sremkit"}
-    assert set(found["names"]) == {"SREM", "Terms", "__version__"}
+    assert set(found["names"]) == {"SREM", "Audit", "Terms", "__version__"}
 
 
 def test_the_objectives_import_without_numpy() -> None:

@@ -17,8 +17,9 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from sremkit.cli.progress import StageProgress, duration
 from sremkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -86,59 +87,12 @@ def run(args: argparse.Namespace) -> None:
     _say_what_was_made(console, extraction, time.monotonic() - started)
 
 
-class ExtractionProgress:
-    """A bar with the time left on a terminal, a line every few seconds elsewhere."""
-
-    LINE_SECONDS = 10.0
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self._bar: Any = None
-        self._task: Any = None
-        self._group = ""
-        self._began = (0.0, 0)  # when this group began, and with how many rows done
-        self._told = 0.0
-
-    def __enter__(self) -> ExtractionProgress:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        if self.console.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]}"),
-                TimeRemainingColumn(),
-                TextColumn("left"),
-                console=self.console,
-                transient=True,
-            )
-            self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+class ExtractionProgress(StageProgress):
+    """Shows how many pictures and captions are done, and how many pictures could not be read."""
 
     def show(self, group: str, done: int, total: int, problems: int) -> None:
-        now = time.monotonic()
-        if group != self._group:
-            self._group, self._began, self._told = group, (now, done), now
-            if done:
-                self.console.print(f"going on after {done:,} of {total:,} {NOUNS[group]}")
-            if self._bar is not None:
-                self._task = self._bar.add_task(NOUNS[group], total=total, completed=done, rate="")
-            return
-        rate = (done - self._began[1]) / max(now - self._began[0], 1e-9)
-        unread = f", {problems:,} unreadable" if problems and group == "images" else ""
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, rate=f"{rate:.0f}/s{unread}")
-        elif now - self._told >= self.LINE_SECONDS:
-            self._told = now
-            left = (total - done) / rate
-            self.console.print(
-                f"{NOUNS[group]} {done:,}/{total:,}, {rate:.0f}/s, about {_duration(left)} left{unread}"
-            )
+        unread = f"{problems:,} unreadable" if problems and group == "images" else ""
+        self.stage(NOUNS[group], done, total, unread)
 
 
 def _say_what_was_read(console: Console, collection: Collection) -> None:
@@ -163,7 +117,7 @@ def _say_what_was_made(console: Console, extraction: Extraction, seconds: float)
     if extraction.was_complete:
         console.print(f"{extraction.folder} was complete already")
     else:
-        console.print(f"finished in {_duration(seconds)}")
+        console.print(f"finished in {duration(seconds)}")
     for name in folder.arrays:
         file = extraction.folder / f"{name}.npy"
         array = np.load(file, mmap_mode="r", allow_pickle=False)
@@ -175,7 +129,3 @@ def _say_what_was_made(console: Console, extraction: Extraction, seconds: float)
         )
         for problem in list(extraction.problems.values())[:3]:
             console.print(f"  {problem}")
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

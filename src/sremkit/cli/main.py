@@ -12,7 +12,18 @@ from sremkit.errors import UserError
 from sremkit.version import __version__
 
 # In the order a newcomer meets them. Each is a file of this package with `HELP`, `add_arguments` and `run`.
-COMMANDS = ("demo", "train", "eval", "compare", "features", "bench", "noise", "list")
+COMMANDS = (
+    "demo",
+    "audit",
+    "export",
+    "train",
+    "eval",
+    "compare",
+    "features",
+    "bench",
+    "noise",
+    "list",
+)
 
 DESCRIPTION = """\
 Train image-text retrieval on pairs that are partly wrong, and find the wrong ones.

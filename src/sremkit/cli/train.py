@@ -3,12 +3,14 @@
 srem train scenes-srem
 srem train flickr8k-dual-srem --set noise.rate=0.6 --out runs/mine
 srem train --resume runs/mine
+srem train flickr8k-dual-srem --keep keep.txt
 torchrun --nproc_per_node=2 -m sremkit train scenes-srem
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 from sremkit.errors import UserError
@@ -28,6 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="change a setting, such as training.epochs=2; may be repeated",
     )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="LIST",
+        help="train only on the pairs whose ids are in this file, one a line",
+    )
     parser.add_argument("--print-config", action="store_true", help="print the resolved recipe and stop")
 
 
@@ -39,11 +47,15 @@ def run(args: argparse.Namespace) -> None:
             "name a recipe to train, or a run to go on with: srem train RECIPE, srem train --resume RUN"
         )
     if args.resume is not None:
-        if args.overrides or args.out:
-            raise UserError("a resumed run keeps its settings and its folder; leave --set and --out away")
+        if args.overrides or args.out or args.keep:
+            raise UserError(
+                "a resumed run keeps its settings and its folder; leave --set, --keep and --out away"
+            )
         recipe = load_recipe(args.resume / "config.toml")
     else:
-        recipe = load_recipe(args.recipe, args.overrides)
+        # The run may be resumed from elsewhere, so its record holds the whole path.
+        kept = [f"data.keep={json.dumps(str(args.keep.resolve()))}"] if args.keep else []
+        recipe = load_recipe(args.recipe, [*args.overrides, *kept])
     if args.print_config:
         print(recipe_to_toml(recipe), end="")
         return

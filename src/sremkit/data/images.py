@@ -58,6 +58,11 @@ class TarImages:
     def __len__(self) -> int:
         return len(self._names)
 
+    def member(self, index: int) -> TarMember:
+        """Where in which archive the picture lies."""
+        tar = self._tars[self._tar_of_image[index]]
+        return TarMember(tar, self._names[index], int(self._offsets[index]), int(self._sizes[index]))
+
     def name(self, index: int) -> str:
         return f"{self._tars[self._tar_of_image[index]]}, member {self._names[index]}"
 

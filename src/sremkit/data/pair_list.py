@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from sremkit.data.pairs import Pairs, Problems
+from sremkit.errors import DataError
 
 
 class PairList:
@@ -55,6 +56,13 @@ class PairList:
 
     def pairs(self, *, name: str, split: str, **sources: Any) -> Pairs:
         """Everything collected; `sources` are the pictures and features that `Pairs` takes."""
+        skipped = self.problems.skipped()
+        if not self._texts and skipped.count:
+            reasons = ", ".join(f"{reason}: {count:,}" for reason, count in skipped.reasons.most_common(3))
+            raise DataError(
+                f"{name} ({split}) holds no pairs that can be used; {skipped.count:,} were left out ({reasons}), "
+                f"the first because {skipped.examples[0]}"
+            )
         return Pairs(
             name=name,
             split=split,
@@ -62,6 +70,7 @@ class PairList:
             texts=self._texts,
             image_of_text=np.array(self._image_of_text, dtype=np.int64),
             image_ids=self.image_ids,
-            skipped=self.problems.skipped(),
+            skipped=skipped,
+            source_rows=None if -1 in self.rows else np.array(self.rows, dtype=np.int64),
             **sources,
         )

@@ -60,6 +60,7 @@ class Skipped:
 
     reasons: Counter[str] = field(default_factory=Counter)
     examples: tuple[str, ...] = ()
+    places: tuple[tuple[str, str], ...] = ()  # where, and the reason: of every one, in the order they came
 
     @property
     def count(self) -> int:
@@ -77,6 +78,7 @@ class Problems:
         self.on_error = on_error
         self._reasons: Counter[str] = Counter()
         self._examples: list[str] = []
+        self._places: list[tuple[str, str]] = []
 
     def found(self, where: str, reason: str, remedy: str) -> None:
         """Report one bad row: `where` names file and row, `reason` is short and countable."""
@@ -84,11 +86,12 @@ class Problems:
         if self.on_error == "raise":
             raise DataError(f"{sentence}, or pass on_error='skip' to leave such rows out")
         self._reasons[reason] += 1
+        self._places.append((where, reason))
         if len(self._examples) < self.KEPT_EXAMPLES:
             self._examples.append(sentence)
 
     def skipped(self) -> Skipped:
-        return Skipped(self._reasons, tuple(self._examples))
+        return Skipped(self._reasons, tuple(self._examples), tuple(self._places))
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +108,7 @@ class Pairs:
     image_features: FeatureSource | None = None  # (n,) rows of (d,) or (r, d)
     text_features: FeatureSource | None = None  # (m,) rows of (d,)
     skipped: Skipped = field(default_factory=Skipped)
+    source_rows: np.ndarray | None = None  # (m,) row of the user's table, where there is one
 
     def __post_init__(self) -> None:
         num_texts, num_images = len(self.texts), len(self.image_ids)
@@ -114,6 +118,7 @@ class Pairs:
             ("pictures", _length(self.images), num_images),
             ("image features", _length(self.image_features), num_images),
             ("text features", _length(self.text_features), num_texts),
+            ("source rows", _length(self.source_rows), num_texts),
         ):
             if found is not None and found != expected:
                 raise DataError(f"{self.name} ({self.split}): {found} {what} for {expected} rows")
@@ -151,6 +156,7 @@ class Pairs:
             texts=[self.texts[k] for k in rows],
             image_of_text=self.image_of_text[rows],
             text_features=None if text_features is None else SelectedRows(text_features, rows),
+            source_rows=None if self.source_rows is None else self.source_rows[rows],
         )
 
 

@@ -106,13 +106,14 @@ class JoinedImages:
         return self._starts[-1]
 
     def name(self, index: int) -> str:
-        source, number = self._place(index)
+        source, number = self.place(index)
         return source.name(number)
 
     def open(self, index: int) -> Image:
-        source, number = self._place(index)
+        source, number = self.place(index)
         return source.open(number)
 
-    def _place(self, index: int) -> tuple[ImageSource, int]:
+    def place(self, index: int) -> tuple[ImageSource, int]:
+        """Which source a picture comes from, and its number there."""
         part = bisect_right(self._starts, index) - 1
         return self.sources[part], index - self._starts[part]

@@ -64,8 +64,7 @@ class TableFormat:
         """
         problems = Problems(on_error)
         table = open_table(path, delimiter=delimiter, quoting=quoting)
-        named = {"image": image, "text": text, "id": id, "split_column": split_column}
-        columns = {what: _column(path, table.columns, what, name) for what, name in named.items()}
+        columns = find_columns(path, table, image=image, text=text, id=id, split_column=split_column)
         if columns["text"] is None:
             raise _no_column(path, table.columns, "text")
         if columns["image"] is None and image_features is None:
@@ -80,6 +79,11 @@ class TableFormat:
             "text_features": _rows_of(text_features, pairs.rows, path, table),
         }
         return pairs.pairs(name=path.stem, split=found, **sources)
+
+
+def find_columns(path: Path, table: Table, **named: str | None) -> dict[str, int | None]:
+    """Which column holds what: those that are named, and the usual names for the others."""
+    return {what: _column(path, table.columns, what, named.get(what)) for what in USUAL_NAMES}
 
 
 def _column(path: Path, columns: Sequence[str], what: str, name: str | None) -> int | None:

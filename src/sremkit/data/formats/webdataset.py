@@ -93,13 +93,10 @@ def _samples(shard: Path, problems: Problems) -> dict[str, _Sample]:
         return samples
     with open(shard, "rb") as file:
         for member in members:
-            folder, slash, base = member.name.rpartition("/")
-            stem, _, suffix = base.partition(".")  # WebDataset's rule: the key ends at the first dot
-            suffix = suffix.lower()
+            key, suffix = key_of_member(member.name)
             is_picture = f".{suffix}" in PICTURE_SUFFIXES
-            if not stem or not (is_picture or suffix in ("txt", "json")):
+            if not key.rpartition("/")[2] or not (is_picture or suffix in ("txt", "json")):
                 continue
-            key = folder + slash + stem
             sample = samples.setdefault(key, _Sample())
             if not is_picture:
                 setattr(sample, suffix, _content(file, member, problems))
@@ -112,6 +109,13 @@ def _samples(shard: Path, problems: Problems) -> dict[str, _Sample]:
     if not samples:
         problems.found(str(shard), "no samples", "expected members such as 000000.jpg and 000000.txt")
     return samples
+
+
+def key_of_member(name: str) -> tuple[str, str]:
+    """The sample that a member belongs to, and what it holds: "a/007.seg.png" is ("a/007", "seg.png")."""
+    folder, slash, base = name.rpartition("/")
+    stem, _, suffix = base.partition(".")  # WebDataset's rule: the key ends at the first dot of the name
+    return folder + slash + stem, suffix.lower()
 
 
 def _content(file: BinaryIO, member: TarMember, problems: Problems) -> bytes | None:

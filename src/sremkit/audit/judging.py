@@ -1,0 +1,248 @@
+"""Judging: every pair of a collection is looked at by models that have learnt from the other pairs alone.
+
+The collection is split by picture into folds. For each fold two witnesses learn from all other folds, wrong pairs
+included: a linear one and a small dual encoder trained with SREM-plus. They then compare each pair of the fold with
+its competitors, and as many surely wrong pairs. What separates the two heaps gives the probability that a pair is
+right and the share of wrong pairs. Nobody needs to know a single right pair beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from sremkit.audit.choice import mismatches_at
+from sremkit.audit.fold_judging import Groups, JudgedFold, judge_fold, learn_witnesses
+from sremkit.audit.fold_store import FoldStore
+from sremkit.audit.folds import group_lookalikes, split_folds
+from sremkit.audit.judging_settings import JudgingSettings
+from sremkit.audit.noise_rate import noise_rate_interval
+from sremkit.audit.score_mixture import fit_mixture, separation
+from sremkit.audit.surely_wrong import number_texts
+from sremkit.audit.vectors import Vectors, read_vectors
+from sremkit.audit.verdicts import NOBODY, NoiseRate, Verdicts
+from sremkit.data.pairs import Pairs
+
+Progress = Callable[[str, int, int], None]
+
+FEWEST_PAIRS = 100  # below, nothing can be learnt
+FEWEST_IMAGES = 20
+FEWEST_FOR_A_RATE = 300  # below, pairs are put in order, but how many are wrong is anybody's guess
+LEAST_SEPARATION = 0.8  # chance that a right pair beats a wrong one, from which on a verdict is ventured
+TIE_BREAK = 1e-3  # the part of a score that only orders pairs that are equally likely right
+BELIEVED = 0.5  # a pair more likely right than wrong needs no better text or image
+NOT_JUDGED = -1  # in `fold`
+DEFAULTS = JudgingSettings()
+
+
+def judge(
+    pairs: Pairs,
+    settings: JudgingSettings = DEFAULTS,
+    *,
+    folder: Path | None = None,
+    progress: Progress | None = None,
+) -> Verdicts:
+    """Judge every pair. The same pairs, settings and number of threads give the same verdicts.
+
+    Args:
+        pairs: with one vector for each image and each text; any part of them may be wrong.
+        folder: keeps finished folds; called again with the same pairs and settings, it goes on from there.
+        progress: called with what is being done, how much of it is done and how much there is.
+    """
+    vectors = read_vectors(pairs)
+    readable = np.flatnonzero(vectors.readable)
+    unread = _unread_note(len(pairs) - len(readable))
+    reason = _too_little(vectors, readable, fewest_images=max(FEWEST_IMAGES, 2 * settings.folds))
+    if reason:
+        return _no_verdicts(len(pairs), _joined(reason, unread))
+    groups = Groups(group_lookalikes(vectors.images.numpy()), number_texts(vectors.texts))
+    folds = _judge_folds(vectors, groups, readable, settings, FoldStore(folder, vectors, settings), progress)
+    return _verdicts(folds, groups, vectors, settings, unread)
+
+
+def _judge_folds(
+    vectors: Vectors,
+    groups: Groups,
+    readable: np.ndarray,
+    settings: JudgingSettings,
+    store: FoldStore,
+    progress: Progress | None,
+) -> list[JudgedFold]:
+    image_of_text = vectors.image_of_text.numpy()[readable]
+    fold_of = split_folds(image_of_text, groups.of_image, settings.folds, seed=settings.seed)
+    judged = []
+    for number in range(settings.folds):
+        fold = store.load(number)
+        if fold is None:
+            seed = settings.seed * settings.folds + number
+            witnesses = learn_witnesses(
+                vectors,
+                readable[fold_of != number],
+                settings,
+                seed=seed,
+                on_step=_steps(progress, number, settings),
+            )
+            fold = judge_fold(vectors, groups, witnesses, readable[fold_of == number], settings, seed=seed)
+            store.save(number, fold)
+        judged.append(fold)
+        if progress is not None:
+            progress("judging", number + 1, settings.folds)
+    return judged
+
+
+def _steps(
+    progress: Progress | None, number: int, settings: JudgingSettings
+) -> Callable[[int, int], None] | None:
+    if progress is None:
+        return None
+    what = f"learning for part {number + 1} of {settings.folds}"
+    return lambda done, total: progress(what, done, total)
+
+
+def _verdicts(
+    folds: list[JudgedFold], groups: Groups, vectors: Vectors, settings: JudgingSettings, unread: str
+) -> Verdicts:
+    rows = np.concatenate([fold.rows for fold in folds])
+    given, wrong = _on_one_scale(folds)
+    score, rate, note = _score(folds, groups, vectors, given, wrong, settings)
+    is_mismatch = mismatches_at(score, precision=settings.precision) & (rate is not None)
+    suspicious = (score < BELIEVED) & (rate is not None)
+    better = {
+        name: np.where(suspicious, np.concatenate([getattr(f, name) for f in folds]), NOBODY)
+        for name in ("better_text", "better_image")
+    }
+    energies = {name: _joined_standing(folds, name) for name in ("energy_i2t", "energy_t2i")}
+    ranks = {name: _joined_standing(folds, name) for name in ("rank_i2t", "rank_t2i")}
+    fold_number = np.concatenate([np.full(len(f.rows), k) for k, f in enumerate(folds)])
+
+    def spread(values: np.ndarray, otherwise: float) -> np.ndarray:
+        """From the order of the folds to that of the pairs; pairs that could not be read get `otherwise`."""
+        everywhere = np.full(len(vectors.readable), otherwise, dtype=values.dtype)
+        everywhere[rows] = values
+        return everywhere
+
+    candidates = max(fold.candidates for fold in folds)
+    return Verdicts(
+        mismatch_score=spread(score, float(score.mean())),
+        is_mismatch=spread(is_mismatch, False),
+        **{name: spread(values, float(np.median(values))) for name, values in energies.items()},
+        **{name: spread(values, candidates) for name, values in ranks.items()},
+        **{name: spread(values, NOBODY) for name, values in better.items()},
+        fold=spread(fold_number, NOT_JUDGED),
+        candidates=candidates,
+        noise_rate=rate,
+        note=_joined(note, unread),
+    )
+
+
+def _score(
+    folds: list[JudgedFold],
+    groups: Groups,
+    vectors: Vectors,
+    given: np.ndarray,
+    wrong: np.ndarray,
+    settings: JudgingSettings,
+) -> tuple[np.ndarray, NoiseRate | None, str]:
+    """Each pair's probability of being right, the noise rate, and a sentence if there is none."""
+    order = np.argsort(np.argsort(given, kind="stable"), kind="stable") / max(len(given) - 1, 1)  # in [0, 1]
+    if len(given) < FEWEST_FOR_A_RATE:
+        return order, None, f"{len(given)} pairs are too few to say how many are wrong; {ORDER_ONLY}"
+    # By chance alone the share of won comparisons strays by about 0.3 / sqrt(pairs).
+    won = separation(given, wrong) if len(wrong) >= FEWEST_PAIRS else 0.5
+    if won < 0.5 + max(0.02, 1 / np.sqrt(len(given))):
+        return order, None, f"{INDISTINCT}; {ORDER_ONLY}"
+    mixture = fit_mixture(given, wrong)
+    # A wrong pair wins half of its comparisons; the right ones must account for the rest.
+    won_by_right = (won - mixture.rate / 2) / max(1 - mixture.rate, 1e-9)
+    if won_by_right < LEAST_SEPARATION:
+        return order, None, f"{UNCLEAR}; {ORDER_ONLY}"
+    score = (1 - TIE_BREAK) * mixture.right_probability(given) + TIE_BREAK * order
+    given_image = vectors.image_of_text.numpy()[np.concatenate([fold.rows for fold in folds])]
+    wrong_image = np.concatenate([fold.wrong_image for fold in folds])
+    rate = noise_rate_interval(
+        mixture.share,
+        given,
+        wrong,
+        groups.of_image[given_image],
+        groups.of_image[wrong_image],
+        seed=settings.seed,
+    )
+    return score, rate, ""
+
+
+INDISTINCT = (
+    "the given pairs fit no better than pairs made at random: nearly all of them are wrong, or the vectors say "
+    "too little about them"
+)
+UNCLEAR = (
+    "right and wrong pairs look too much alike to these models to say how many are wrong; more pairs or vectors "
+    "of a better encoder would help"
+)
+ORDER_ONLY = "no pair is called a mismatch, and the scores only put the pairs in order"
+
+
+def _on_one_scale(folds: list[JudgedFold]) -> tuple[np.ndarray, np.ndarray]:
+    """The statistics of given and of wrong pairs, in standard deviations of each fold's own wrong pairs."""
+    given, wrong = [], []
+    for fold in folds:
+        known = fold.wrong_statistic
+        middle, width = (known.mean(), known.std()) if len(known) > 1 else (0.0, 1.0)
+        given.append((fold.standing.statistic - middle) / max(width, 1e-9))
+        wrong.append((known - middle) / max(width, 1e-9))
+    return np.concatenate(given), np.concatenate(wrong)
+
+
+def _joined_standing(folds: list[JudgedFold], name: str) -> np.ndarray:
+    return np.concatenate([getattr(fold.standing, name) for fold in folds])
+
+
+def _too_little(vectors: Vectors, readable: np.ndarray, *, fewest_images: int) -> str:
+    """Why nothing can be said at all, or an empty string."""
+    num_images = len(np.unique(vectors.image_of_text.numpy()[readable]))
+    if len(readable) < FEWEST_PAIRS:
+        return (
+            f"{len(readable)} pairs are too few to learn from, so none is judged; "
+            f"from {FEWEST_PAIRS} on it is tried, and some thousands judge well"
+        )
+    if num_images < fewest_images:
+        return (
+            f"the pairs share {num_images} picture{'s' if num_images > 1 else ''}, and judging compares "
+            f"pictures; it needs {fewest_images} or more, so no pair is judged"
+        )
+    return ""
+
+
+def _unread_note(count: int) -> str:
+    if count == 0:
+        return ""
+    pairs = "1 pair was" if count == 1 else f"{count:,} pairs were"
+    return f"{pairs} not judged, because the vector of the image or the text holds NaN or cannot be read"
+
+
+def _joined(*sentences: str) -> str:
+    return "; ".join(sentence for sentence in sentences if sentence)
+
+
+def _no_verdicts(count: int, note: str) -> Verdicts:
+    """Nothing is known of any pair: each is as likely right as wrong, and none is called a mismatch."""
+    nobody = np.full(count, NOBODY, dtype=np.int64)
+    zeros, ones = np.zeros(count, dtype=np.float32), np.ones(count, dtype=np.int64)
+    return Verdicts(
+        mismatch_score=np.full(count, 0.5),
+        is_mismatch=np.zeros(count, dtype=bool),
+        energy_i2t=zeros,
+        energy_t2i=zeros.copy(),
+        rank_i2t=ones,
+        rank_t2i=ones.copy(),
+        better_text=nobody,
+        better_image=nobody.copy(),
+        fold=np.full(count, NOT_JUDGED, dtype=np.int64),
+        candidates=1,
+        noise_rate=None,
+        note=note,
+    )
+
+
+__all__ = ["JudgingSettings", "judge"]

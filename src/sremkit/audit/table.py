@@ -1,0 +1,203 @@
+"""The table of an audit: the user's rows in their order, all of their columns, and the verdict on each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sremkit.audit.own_rows import NO_PAIR
+from sremkit.audit.preparation import Judgeable
+from sremkit.audit.sources import Source
+from sremkit.audit.verdicts import NOBODY, Verdicts
+from sremkit.errors import DataError
+from sremkit.extras import require
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PAIRS = "pairs.parquet"
+IDENTITY = ("id", "image", "text")
+VERDICT = ("mismatch_score", "is_mismatch", "energy_i2t", "energy_t2i", "rank_i2t", "rank_t2i", "better_text",
+           "better_text_id", "better_image", "fold", "duplicate_text_group", "duplicate_image_group",
+           "problem")  # fmt: skip
+OWN = "own_"  # put before a column of the user's whose name is one of ours
+METADATA = b"sremkit"
+
+
+@dataclass(frozen=True, eq=False)
+class Duplicates:
+    """Groups of captions and of pictures that are nearly the same; -1 for one that stands alone."""
+
+    text_group: np.ndarray  # (judged pairs,) int64
+    image_group: np.ndarray  # (judged pairs,) int64, the group of the pair's picture
+
+
+def arrow() -> Any:
+    """The package that holds tables."""
+    return require("pyarrow", extra="audit", purpose="keep the verdicts in a table")
+
+
+def build_table(
+    source: Source,
+    judgeable: Judgeable,
+    verdicts: Verdicts,
+    is_mismatch: np.ndarray,
+    duplicates: Duplicates,
+) -> pa.Table:
+    """Put everything that is known of each row side by side; what is not known is null."""
+    pa = arrow()
+    identity = _identity(source)
+    judged_of_row = _judged_of_row(source, judgeable)
+    verdict = _verdict_columns(judgeable, verdicts, is_mismatch, duplicates, judged_of_row)
+    verdict["problem"] = pa.array(_problem_sentences(source, judgeable), type=pa.string())
+    own, names = _own_columns(source, identity)
+    columns = {**{name: pa.array(identity[name], type=pa.string()) for name in IDENTITY}, **own, **verdict}
+    facts = {"own": names, "source": source.facts}
+    return pa.table(columns).replace_schema_metadata({METADATA: json.dumps(facts).encode()})
+
+
+def was_judged(verdicts: Verdicts) -> np.ndarray:
+    """Which pairs the judge has looked at: (m,) bool. Where the data are too few it looks at none."""
+    return (verdicts.fold >= 0) & np.isfinite(verdicts.mismatch_score)
+
+
+def write_table(table: pa.Table, path: Path) -> None:
+    """Write Parquet in one step: the old file stays until the new one is complete."""
+    parquet = require("pyarrow.parquet", extra="audit", purpose="keep the verdicts in a table")
+    partial = path.with_name(f".partial-{path.name}")
+    parquet.write_table(table, partial)
+    partial.replace(path)
+
+
+def read_table(folder: Path) -> pa.Table:
+    """The table of a finished audit."""
+    parquet = require("pyarrow.parquet", extra="audit", purpose="keep the verdicts in a table")
+    if not (folder / PAIRS).is_file():
+        raise DataError(
+            f"{folder} holds no finished audit (there is no {PAIRS} in it); make it with `srem audit`"
+        )
+    return parquet.read_table(folder / PAIRS)
+
+
+def own_names(table: pa.Table) -> dict[str, str]:
+    """The user's own columns in their order: own name -> name in this table."""
+    return dict(_facts(table)["own"])
+
+
+def source_facts(table: pa.Table) -> dict[str, Any]:
+    """Where the pairs came from."""
+    return _facts(table)["source"]
+
+
+def _facts(table: pa.Table) -> dict[str, Any]:
+    metadata = table.schema.metadata or {}
+    if METADATA not in metadata:
+        raise DataError("this table was not written by `srem audit`; audit the pairs first")
+    return json.loads(metadata[METADATA])
+
+
+def _identity(source: Source) -> dict[str, list[str | None]]:
+    """Id, image and text of each row: the pair's, or what the user's columns say where there is no pair."""
+    pairs, rows = source.pairs, source.rows
+    columns: dict[str, list[str | None]] = {name: [None] * len(rows) for name in IDENTITY}
+    for row in rows.problems:
+        for name, column in rows.roles.items():
+            columns[name][row] = _as_text(rows.columns[column][row])
+    image_of_text = pairs.image_of_text.tolist()
+    for row, k in enumerate(rows.pair_of_row.tolist()):
+        if k != NO_PAIR:
+            columns["id"][row] = pairs.pair_ids[k]
+            columns["image"][row] = pairs.image_ids[image_of_text[k]]
+            columns["text"][row] = pairs.texts[k] if source.has_texts else None
+    return columns
+
+
+def _own_columns(
+    source: Source, identity: dict[str, list[str | None]]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The user's columns, and the name under which each is stored."""
+    pa = arrow()
+    taken = {*IDENTITY, *VERDICT, *source.rows.columns}
+    stored: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    for own, values in source.rows.columns.items():
+        column = pa.array(values, type=pa.string()) if isinstance(values, list) else values
+        if own in IDENTITY and pa.types.is_string(column.type) and column.to_pylist() == identity[own]:
+            names[own] = own  # ours holds the very same
+            continue
+        name = own
+        while name in (*IDENTITY, *VERDICT) or (name != own and name in taken):
+            name = OWN + name
+        taken.add(name)
+        stored[name], names[own] = column, name
+    if not names:  # nothing but what the format has
+        names = {name: name for name in IDENTITY}
+    elif source.facts.get("format") != "table":
+        names = {**{name: name for name in IDENTITY}, **names}
+    return stored, names
+
+
+def _judged_of_row(source: Source, judgeable: Judgeable) -> np.ndarray:
+    """For each row its number among the judged pairs, or NO_PAIR."""
+    judged_of_pair = np.full(len(source.pairs) + 1, NO_PAIR, dtype=np.int64)  # the last stands for no pair
+    judged_of_pair[judgeable.pair_numbers] = np.arange(len(judgeable.pair_numbers))
+    return judged_of_pair[source.rows.pair_of_row]
+
+
+def _verdict_columns(
+    judgeable: Judgeable,
+    verdicts: Verdicts,
+    is_mismatch: np.ndarray,
+    duplicates: Duplicates,
+    judged_of_row: np.ndarray,
+) -> dict[str, Any]:
+    pairs = judgeable.pairs
+    known = was_judged(verdicts)
+    text_rows, images = verdicts.better_text, verdicts.better_image
+    has_text, has_image = text_rows != NOBODY, images != NOBODY
+    columns: dict[str, tuple[Sequence[Any] | np.ndarray, np.ndarray]] = {  # values, and where they are known
+        "mismatch_score": (verdicts.mismatch_score.astype(np.float64), known),
+        "is_mismatch": (is_mismatch, known),
+        "energy_i2t": (verdicts.energy_i2t, known),
+        "energy_t2i": (verdicts.energy_t2i, known),
+        "rank_i2t": (verdicts.rank_i2t, known),
+        "rank_t2i": (verdicts.rank_t2i, known),
+        "better_text": (
+            [pairs.texts[k] for k in text_rows],
+            has_text & np.array([bool(t) for t in pairs.texts]),
+        ),
+        "better_text_id": ([pairs.pair_ids[k] for k in text_rows], has_text),
+        "better_image": ([pairs.image_ids[k] for k in images], has_image),
+        "fold": (verdicts.fold, known),
+        "duplicate_text_group": (duplicates.text_group, duplicates.text_group >= 0),
+        "duplicate_image_group": (duplicates.image_group, duplicates.image_group >= 0),
+    }
+    return {name: _spread(values, there, judged_of_row) for name, (values, there) in columns.items()}
+
+
+def _spread(values: Sequence[Any] | np.ndarray, known: np.ndarray, judged_of_row: np.ndarray) -> Any:
+    """One value a row from one a judged pair; null where the row was not judged or the value is not known."""
+    pa = arrow()
+    column = pa.array(values)
+    rows = np.where((judged_of_row != NO_PAIR) & known[judged_of_row], judged_of_row, NO_PAIR)
+    return column.take(pa.array(rows, mask=rows == NO_PAIR))
+
+
+def _problem_sentences(source: Source, judgeable: Judgeable) -> list[str | None]:
+    sentences: list[str | None] = [None] * len(source.rows)
+    for row, problem in source.rows.problems.items():
+        sentences[row] = problem.sentence
+    for row, k in enumerate(source.rows.pair_of_row.tolist()):
+        if k in judgeable.problems:
+            sentences[row] = judgeable.problems[k].sentence
+    return sentences
+
+
+def _as_text(value: Any) -> str | None:
+    plain = value.as_py() if hasattr(value, "as_py") else value
+    return None if plain is None else str(plain).strip()

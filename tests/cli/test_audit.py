@@ -1,0 +1,193 @@
+"""`srem audit`, `srem export` and `srem train --keep` from the outside."""
+
+from __future__ import annotations
+
+import csv
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fake_encoders import FakePictures, FakeSentences
+from layouts import write_features, write_picture
+from sremkit.audit import audit as audit_module
+from sremkit.audit.preparation import Encoders
+from sremkit.cli.main import main
+from stand_in_judge import StandInJudge
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("jinja2")
+
+
+@pytest.fixture(autouse=True)
+def judge(monkeypatch: pytest.MonkeyPatch) -> StandInJudge:
+    stand_in = StandInJudge()
+    monkeypatch.setattr(audit_module, "judge_by_cross_fitting", stand_in)
+    monkeypatch.setattr(
+        Encoders, "default", classmethod(lambda cls: Encoders(FakePictures(), FakeSentences()))
+    )
+    return stand_in
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Eight rows; two are wrong, and the picture of one is missing."""
+    rows = [["file", "title"], ["none.png", "no picture"]]
+    for k in range(7):
+        write_picture(tmp_path / "data" / f"{k}.png", ("red", "green", "blue")[k % 3])
+        rows.append([f"{k}.png", "wrong" if k in (2, 5) else f"caption {k}"])
+    with (tmp_path / "data" / "pairs.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    return tmp_path / "data" / "pairs.csv"
+
+
+def audit(table: Path, out: Path, *more: str) -> int:
+    return main(["audit", str(table), "--image", "file", "-o", str(out), "--workers", "0", *more])
+
+
+def test_the_last_screen_says_what_was_found_and_what_to_do_next(table: Path, tmp_path: Path, capsys) -> None:
+    assert audit(table, tmp_path / "out") == 0
+    said = capsys.readouterr().out
+    assert "pairs: 8 rows, 7 usable pairs" in said
+    assert "about 28.6 % of the pairs are wrong (95 % interval: 0.0 to 100.0)" in said  # 2 of 7
+    assert "2 of 7 judged pairs are called mismatches; 99 % of these should really be wrong" in said
+    assert "1 could not be judged: the picture is missing" in said
+    assert str(tmp_path / "out" / "report.html") in said
+    assert f"srem export {tmp_path / 'out'} --what keep-list -o keep.txt" in said
+    for name in ("pairs.parquet", "summary.json", "report.html"):
+        assert (tmp_path / "out" / name).is_file()
+
+
+def test_a_finished_audit_says_so(table: Path, tmp_path: Path, capsys, judge: StandInJudge) -> None:
+    audit(table, tmp_path / "out")
+    capsys.readouterr()
+    assert audit(table, tmp_path / "out") == 0
+    assert "was complete already" in capsys.readouterr().out
+    assert len(judge.judged) == 1
+
+
+def test_ctrl_c_leaves_everything_and_says_how_to_go_on(
+    table: Path, tmp_path: Path, capsys, judge: StandInJudge, monkeypatch
+) -> None:
+    judge.interrupt = True
+    assert audit(table, tmp_path / "out") == 130
+    captured = capsys.readouterr()
+    assert f"kept in {tmp_path / 'out'}; the same command goes on from here" in captured.out
+    assert "srem: stopped" in captured.err
+    judge.interrupt = False
+    monkeypatch.setattr(FakePictures, "encode", None)
+    assert audit(table, tmp_path / "out") == 0
+
+
+def test_a_changed_input_is_said(table: Path, tmp_path: Path, capsys) -> None:
+    audit(table, tmp_path / "out")
+    with table.open("a") as file:
+        file.write("0.png,one more\n")
+    assert audit(table, tmp_path / "out") == 0
+    assert "have changed since the audit" in capsys.readouterr().out
+
+
+def test_embeddings_need_no_pairs(tmp_path: Path, capsys) -> None:
+    for name in ("x", "y"):
+        np.save(tmp_path / f"{name}.npy", np.random.default_rng(0).standard_normal((6, 4)))
+    arrays = ["--image-emb", str(tmp_path / "x.npy"), "--text-emb", str(tmp_path / "y.npy")]
+    assert main(["audit", *arrays, "-o", str(tmp_path / "out")]) == 0
+    assert "0 of 6 judged pairs are called mismatches" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "say what to audit"),
+        (["--image-emb", "x.npy"], "say what to audit"),
+        (["pairs.csv", "--run", "runs/x"], "give --run alone"),
+        (["nowhere.csv"], "nowhere.csv does not exist"),
+        (["--run", "nowhere"], "holds no run"),
+    ],
+)
+def test_mistakes_are_sentences(arguments: list[str], sentence: str, capsys) -> None:
+    assert main(["audit", *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_column_that_is_not_there_is_a_sentence(table: Path, tmp_path: Path, capsys) -> None:
+    assert audit(table, tmp_path / "out", "--text", "titel") == 2
+    assert "did you mean 'title'?" in capsys.readouterr().err
+
+
+def test_an_encoder_that_is_none_is_a_sentence(table: Path, tmp_path: Path, capsys) -> None:
+    assert audit(table, tmp_path / "out", "--encoder", str(tmp_path)) == 2
+    assert "give the folder of a CLIP or SigLIP model" in capsys.readouterr().err
+
+
+def test_two_choices_at_once_are_refused(table: Path, tmp_path: Path, capsys) -> None:
+    with pytest.raises(SystemExit):
+        audit(table, tmp_path / "out", "--precision", "0.9", "--fraction", "0.1")
+    assert "not allowed with argument" in capsys.readouterr().err
+
+
+def test_export_writes_a_list_and_says_what_it_is_for(table: Path, tmp_path: Path, capsys) -> None:
+    audit(table, tmp_path / "out")
+    keep = tmp_path / "keep.txt"
+    assert main(["export", str(tmp_path / "out"), "-o", str(keep)]) == 0
+    assert keep.read_text().split() == ["1", "2", "4", "5", "7"]  # row 0 has no picture, 3 and 6 are wrong
+    said = capsys.readouterr().out
+    assert f"{keep}: 5 of 8 rows" in said
+    assert f"srem train RECIPE --keep {keep}" in said
+
+
+def test_export_chooses_anew(table: Path, tmp_path: Path) -> None:
+    audit(table, tmp_path / "out")
+    clean = tmp_path / "clean.csv"
+    choice = ["--what", "csv", "--threshold", "0", "-o", str(clean)]
+    assert main(["export", str(tmp_path / "out"), *choice]) == 0
+    assert clean.read_text().splitlines()[0] == "file,title"
+    assert len(clean.read_text().splitlines()) == 1 + 7
+
+
+RECIPE = """
+[data]
+source = "{source}"
+format = "features"
+words = false
+[model]
+name = "dual"
+embed_size = 4
+[method]
+name = "srem"
+"""
+
+
+def test_training_reads_the_keep_list_and_rewrites_no_data(tmp_path: Path, capsys, monkeypatch) -> None:
+    from sremkit.experiment import prepare
+    from sremkit.recipes import load_recipe
+
+    features = write_features(tmp_path / "features", {"train": 6, "val": 2})
+    recipe = tmp_path / "small.toml"
+    recipe.write_text(RECIPE.format(source=features))
+    (tmp_path / "keep.txt").write_text("pair 1\npair 4\npair 9\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", str(recipe), "--keep", "keep.txt", "--print-config"]) == 0
+    config = capsys.readouterr().out
+    assert tomllib.loads(config)["data"]["keep"] == str(tmp_path / "keep.txt")
+    (tmp_path / "resolved.toml").write_text(config)
+    prepared = prepare(load_recipe(tmp_path / "resolved.toml"))
+    assert list(prepared.train.pair_ids) == ["pair 1", "pair 4", "pair 9"]
+    assert len(prepared.noise.is_noisy) == 3
+    assert len(prepared.val) == 4  # validation stays whole
+
+
+def test_a_keep_list_of_other_data_is_a_sentence(tmp_path: Path, capsys) -> None:
+    features = write_features(tmp_path / "features", {"train": 6, "val": 2})
+    recipe = tmp_path / "small.toml"
+    recipe.write_text(RECIPE.format(source=features))
+    (tmp_path / "keep.txt").write_text("pair 1\nstranger\n")
+    arguments = ["train", str(recipe), "--keep", str(tmp_path / "keep.txt"), "-o", str(tmp_path / "run")]
+    assert main(arguments) == 2
+    assert "1 of the 2 ids" in capsys.readouterr().err
+
+
+def test_a_resumed_run_keeps_its_list(capsys) -> None:
+    assert main(["train", "--resume", "runs/x", "--keep", "keep.txt"]) == 2
+    assert "leave --set, --keep and --out away" in capsys.readouterr().err
