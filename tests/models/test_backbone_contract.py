@@ -32,7 +32,8 @@ WITHOUT_EFFECT = re.compile(
 def test_every_backbone_of_the_field_is_registered_and_has_a_small_version() -> None:
     expected = {"scan-t2i", "scan-i2t", "imram", "vsrn", "sgr", "saf", "sgraf", "dual", "vse-infty", "clip"}
     assert set(SMALL) == expected
-    assert set(BACKBONES) == expected | {"twins"}  # which any two of a kind can be
+    # Any two of a kind can be twins, and any one can be scored by a network of its own.
+    assert set(BACKBONES) == expected | {"twins", "meta-scored"}
     assert all(BACKBONES.describe(name) for name in BACKBONES)
 
 
