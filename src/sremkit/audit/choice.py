@@ -31,6 +31,7 @@ def mismatches_at(
     if fraction is not None:
         called = int(np.floor(fraction * len(score) + 1e-9))  # 0.29 * 100 is 28.999...
     else:
+        assert precision is not None
         expected = np.cumsum(1 - rising) / np.arange(1, len(score) + 1)  # falls as more pairs are called
         called = int(np.count_nonzero(expected >= precision - 1e-12))  # a mean of 0.8 may round below it
     if called == 0:
