@@ -129,7 +129,7 @@ def make_trainer(prepared: Prepared, reporter: Reporter, folder: RunFolder | Non
         prepared.recipe.training,
         device=process.device,
         folder=folder,
-        validate=lambda: validation_metrics(prepared.matcher, prepared.val, prepared.vocabulary),
+        validate=lambda matcher: validation_metrics(matcher, prepared.val, prepared.vocabulary),
         observer=NoiseWatch(prepared.is_noisy),
         reporter=reporter,
         model_facts=prepared.model_facts(),

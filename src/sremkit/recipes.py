@@ -58,6 +58,7 @@ class TrainingSettings:
     decay_factor: float = 0.1
     weight_decay: float = 0.0
     clip: float = 2.0  # largest gradient norm
+    average: float = 0.0  # decay of a moving average of the weights, which is then what is kept; 0 is none
     seed: int = 0
     bucket_by_length: bool = False
     unique_images: bool = False

@@ -60,7 +60,7 @@ def test_it_learns_and_watches_what_it_learns_from() -> None:
 def test_the_best_epoch_is_kept_and_can_be_built_again(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", config="")
     scores = iter([1.0, 5.0, 3.0, 2.0, 4.0, 4.5, 4.9, 0.1])
-    trainer = tiny.tiny_trainer(folder, validate=lambda: {"rsum": next(scores)})
+    trainer = tiny.tiny_trainer(folder, validate=lambda _: {"rsum": next(scores)})
     weights_at_best: dict[str, torch.Tensor] = {}
     keep = trainer._keep_if_best
 
@@ -81,7 +81,7 @@ def test_the_best_epoch_is_kept_and_can_be_built_again(tmp_path: Path) -> None:
 
 def test_patience_ends_a_run_that_gets_no_better() -> None:
     scores = iter([1.0, 5.0, 3.0, 2.0, 4.0, 4.5, 4.9, 0.1])
-    trainer = tiny.tiny_trainer(patience=1, validate=lambda: {"rsum": next(scores)})
+    trainer = tiny.tiny_trainer(patience=1, validate=lambda _: {"rsum": next(scores)})
     assert trainer.run().epoch == 4  # two epochs in a row without gain
 
 
@@ -149,12 +149,12 @@ def test_a_full_disk_is_told_and_costs_nothing_saved_before(tmp_path: Path, monk
 def test_collapse_is_said_in_words() -> None:
     listener = Listener()
     flat = {"rsum": 3.0, "score_spread": 1e-7, "chance_rsum": 3.2}
-    tiny.tiny_trainer(reporter=listener, validate=lambda: flat, epochs=1).run()
+    tiny.tiny_trainer(reporter=listener, validate=lambda _: flat, epochs=1).run()
     assert len(listener.warnings) == 1  # not in the warm-up
     assert "collapsed" in listener.warnings[0]
     listener = Listener()
     chance = {"rsum": 4.0, "score_spread": 1.0, "chance_rsum": 3.2}
-    tiny.tiny_trainer(reporter=listener, validate=lambda: chance, epochs=1).run()
+    tiny.tiny_trainer(reporter=listener, validate=lambda _: chance, epochs=1).run()
     assert "at chance (4.0, guessing gives 3.2)" in listener.warnings[0]
 
 

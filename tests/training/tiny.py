@@ -60,7 +60,7 @@ def tiny_trainer(
         Batches(tiny_pairs(num_images=8), batch_size=settings.batch_size) if built.needs_trusted else None
     )
     arguments = {
-        "validate": lambda: validation_metrics(matcher, clean),
+        "validate": lambda model: validation_metrics(model, clean),
         "observer": NoiseWatch(noise.is_noisy),
         **arguments,
     }

@@ -23,6 +23,7 @@ from sremkit.methods import Method, Surroundings
 from sremkit.models.matcher import Matcher
 from sremkit.objectives import Loss, Terms
 from sremkit.recipes import TrainingSettings
+from sremkit.training.average import AveragedWeights
 from sremkit.training.checkpoint import load_optimizer_tensors, optimizer_tensors, prefixed, without_prefix
 from sremkit.training.distributed import join_ids, sum_gradients
 from sremkit.training.run_folder import RunFolder
@@ -81,7 +82,7 @@ class Trainer:
     """Trains one matcher with one method.
 
     Args:
-        validate: gives the metrics of the current model; "rsum" decides which model is kept.
+        validate: gives the metrics of a model; "rsum" decides which one is kept.
         model_facts: what it takes to build the matcher again; stored beside its weights.
         process: rank and number of processes that share every batch.
         trusted: pairs known to be right, for a method that needs some.
@@ -96,7 +97,7 @@ class Trainer:
         *,
         device: torch.device,
         folder: RunFolder | None = None,
-        validate: Callable[[], dict[str, float]] | None = None,
+        validate: Callable[[Matcher], dict[str, float]] | None = None,
         observer: Observer | None = None,
         reporter: Reporter | None = None,
         model_facts: dict[str, Any] | None = None,
@@ -120,6 +121,7 @@ class Trainer:
         self.optimizer = torch.optim.Adam(
             matcher.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
         )
+        self.average = AveragedWeights(self.matcher, settings.average) if settings.average else None
         self.scorer = scorer_for(matcher, settings, world=self.world)
         self.best_weights: dict[str, Tensor] | None = None  # kept in memory when there is no folder
         self._pending: tuple[int, Tensor, list[str], Tensor] | None = None
@@ -149,6 +151,11 @@ class Trainer:
                 self._save()
                 last_save = time.monotonic()
         return self.position
+
+    @property
+    def evaluated(self) -> Matcher:
+        """The model that counts: the averaged one, where there is one."""
+        return self.matcher if self.average is None else self.average.matcher
 
     def surroundings(self) -> Surroundings:
         """What the method may use beside the batches."""
@@ -191,6 +198,8 @@ class Trainer:
         self.optimizer.step()
         self.position.step += 1
         self.position.step_in_epoch += 1
+        if self.average is not None:
+            self.average.update(self.matcher, self.position.step)
         self.statistics.update(batch.pair_id, terms)
         if self.observer is not None:
             self.observer.step(batch.pair_id, terms, self.scorer.take_pull())
@@ -226,7 +235,7 @@ class Trainer:
         if self.observer is not None:
             row |= self.observer.finish_epoch()
         started = time.perf_counter()
-        metrics = self.validate() if self.validate is not None else {}
+        metrics = self.validate(self.evaluated) if self.validate is not None else {}
         row |= {f"val/{name}": value for name, value in metrics.items()}
         row["time/train_seconds"] = position.train_seconds
         row["time/filter_seconds"] = position.filter_seconds
@@ -252,12 +261,12 @@ class Trainer:
             return
         position.best_score, position.epochs_without_gain = score, 0
         if self.folder is None:
-            self.best_weights = {name: t.detach().clone() for name, t in self.matcher.state_dict().items()}
+            self.best_weights = {name: t.detach().clone() for name, t in self.evaluated.state_dict().items()}
         elif self.rank == 0:
             facts = {**self.model_facts, "metrics": row}
             self._guarded(
                 lambda folder: folder.save_best(
-                    position.step, prefixed("model", self.matcher.state_dict()), facts
+                    position.step, prefixed("model", self.evaluated.state_dict()), facts
                 )
             )
 
@@ -273,6 +282,8 @@ class Trainer:
             **prefixed("statistics", self.statistics.state_dict()),
             "generator/cpu": torch.get_rng_state(),
         }
+        if self.average is not None:
+            tensors |= prefixed("average", self.average.matcher.state_dict())
         if self.device.type == "cuda":
             tensors["generator/cuda"] = torch.cuda.get_rng_state(self.device)
         facts = {
@@ -293,6 +304,8 @@ class Trainer:
         tensors, facts = saved
         self.position = Position(**facts["position"])
         self.matcher.load_state_dict(without_prefix("model", tensors))
+        if self.average is not None:
+            self.average.matcher.load_state_dict(without_prefix("average", tensors))
         load_optimizer_tensors(self.optimizer, without_prefix("optimizer", tensors))
         self.method.load_state_dict(without_prefix("method", tensors))
         self.statistics.load_state_dict(without_prefix("statistics", tensors))
