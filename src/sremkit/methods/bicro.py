@@ -1,0 +1,112 @@
+"""BiCro: pairs are believed as far as they lie to sure pairs in both modalities alike.
+
+Two images that are alike should have texts that are alike. With the strongest clean pairs of a batch as anchors,
+
+    a = the anchor whose image is nearest to image i:   r_I = ratio of cos(image i, image a) and cos(text i, text a)
+    a = the anchor whose text is nearest to text i:     r_T = likewise;   a ratio is the smaller over the larger
+
+    noisy: y_i = (r_I + r_T) / 2     clean: y_i = 1/2 + (r_I + r_T) / 4     anchor: y_i = 1     y_i <= 1/2 becomes 0
+
+Division, anchors and labels all come from the network that does not learn from them; the division is by a mixture
+of betas. Reference: Yang et al., BiCro: Noisy Correspondence Rectification for Multi-modality Data, CVPR 2023.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sremkit.methods import METHODS
+from sremkit.methods.beta_mixture import fit_two_betas
+from sremkit.methods.co_teaching import CoTeaching, Side, View, best_tenth, match_strength
+from sremkit.methods.division import lower_normal
+from sremkit.models.masking import masked_mean
+from sremkit.models.matcher import Encoded
+from sremkit.objectives.precision import product
+from sremkit.settings import check_options
+
+
+@METHODS.register("bicro")
+class BiCro(CoTeaching):
+    """BiCro: two networks rectify pairs by how alike they lie to sure ones in both modalities.
+
+    Args:
+        warmup_keep: share of each warm-up batch that is learnt from, the pairs of smallest loss.
+        least_label: labels up to it become 0.
+        mixture: that divides the losses: "beta" as published, or NCR's "normal".
+        options: those of NCR.
+    """
+
+    def __init__(
+        self,
+        *,
+        warmup_keep: float = 0.3,
+        least_label: float = 0.5,
+        mixture: Literal["beta", "normal"] = "beta",
+        **options: Any,
+    ) -> None:
+        check_options(CoTeaching, options, where="method")
+        super().__init__(**options)
+        self.warmup_keep = warmup_keep
+        self.least_label = least_label
+        self.mixture = mixture
+
+    def warmup_hinges(self, scores: Tensor, valid: Tensor) -> Tensor:
+        hinges = super().warmup_hinges(scores, valid)
+        count = max(1, int(self.warmup_keep * len(hinges)))
+        kept = torch.zeros_like(hinges)
+        kept[hinges.detach().argsort(stable=True)[:count]] = 1
+        return hinges * kept
+
+    def clean_probability(self, losses: Tensor) -> Tensor:
+        if self.mixture == "normal":
+            return lower_normal(losses)
+        return fit_two_betas(losses).lower_probability(losses)
+
+    def labels(self, views: list[View], network: int, side: Side) -> Tensor:
+        peer = views[1 - network]
+        strength = match_strength(peer.scores, margin=self.margin, valid=side.valid)
+        anchors = best_tenth(strength, side.clean)
+        consistency = bidirectional_consistency(
+            whole_vectors(peer.images), whole_vectors(peer.texts), anchors
+        ).to(strength)
+        label = torch.where(side.clean, (1 + consistency) / 2, consistency)
+        label[anchors] = 1
+        return torch.where(label <= self.least_label, 0.0, label)
+
+
+def bidirectional_consistency(images: Tensor, texts: Tensor, anchors: Tensor) -> Tensor:
+    """(r_I + r_T) / 2 of each pair, (b,) in [0, 1]; 0 where there is no anchor.
+
+    Args:
+        images: (b, d) unit vectors.
+        texts: (b, d) likewise.
+        anchors: (a,) numbers of the anchors.
+    """
+    if len(anchors) == 0:
+        return images.new_zeros(len(images))
+    image_cosines = product(images, images[anchors].T)  # (b, a)
+    text_cosines = product(texts, texts[anchors].T)
+    ratios = ratio(image_cosines, text_cosines)
+    by_image = ratios.gather(1, image_cosines.argmax(dim=1, keepdim=True))
+    by_text = ratios.gather(1, text_cosines.argmax(dim=1, keepdim=True))
+    return (by_image + by_text).squeeze(1) / 2
+
+
+def ratio(x: Tensor, y: Tensor) -> Tensor:
+    """min(x / y, y / x), in [0, 1]; 0 where one of them is 0 or their signs differ."""
+    small, large = torch.minimum(x.abs(), y.abs()), torch.maximum(x.abs(), y.abs())
+    return torch.where(x * y > 0, small / large.clamp_min(torch.finfo(x.dtype).tiny), 0.0)
+
+
+def whole_vectors(encoded: Encoded) -> Tensor:
+    """One unit vector an item (n, d), in float32 at least: its regions' or words' mean, or its global vector."""
+    if encoded.local is None:
+        vectors = encoded.whole()
+    else:
+        local, mask = encoded.parts()
+        vectors = masked_mean(local, mask.unsqueeze(-1), dim=1)
+    return F.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=-1)

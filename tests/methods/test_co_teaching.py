@@ -1,0 +1,167 @@
+"""What NCR and BiCro share: who divides for whom, who competes with whom, and what a checkpoint holds."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from methods.two_views import Stage, batch_of
+from oracles import triplet as oracle
+from sremkit.methods.co_teaching import best_tenth, match_strength
+
+METHODS = ["ncr", "bicro"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_each_network_learns_from_the_other_ones_division(name: str) -> None:
+    stage = Stage(name)
+    everybody = torch.ones(2, stage.n, dtype=torch.bool)
+    nobody_told_by_second = everybody.clone()
+    nobody_told_by_second[1] = False
+    stage.divide(nobody_told_by_second, torch.ones(2, stage.n, dtype=torch.float64))
+    trained = stage.trained.clone().requires_grad_()
+    stage.total(trained=trained).backward()
+    assert (trained.grad[0] == 0).all()  # the first is told by the second that nobody is clean
+    assert (trained.grad[1] != 0).any()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_noisy_pairs_are_left_alone_until_their_time_has_come(name: str) -> None:
+    stage = Stage(name, noisy_after=3)
+    clean = stage.method.clean
+    for divisions, used in ((3, False), (4, True)):
+        stage.divide(clean, stage.method.probability, divisions)
+        trained = stage.trained.clone().requires_grad_()
+        stage.total(trained=trained).backward()
+        own = trained.grad.diagonal(dim1=1, dim2=2)  # (2, n)
+        told = clean.flip(0)
+        assert (own[told] != 0).any()
+        assert bool((own[~told] != 0).any()) is used
+        across = told[:, :, None] != told[:, None, :]
+        assert (trained.grad[across] == 0).all()  # no clean pair is a noisy one's negative, nor the reverse
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_batch_without_clean_or_without_noisy_pairs_gives_a_finite_loss(name: str) -> None:
+    stage = Stage(name, noisy_after=0)
+    for side in (torch.zeros, torch.ones):
+        stage.divide(side(2, stage.n, dtype=torch.bool), torch.full((2, stage.n), 0.5, dtype=torch.float64))
+        trained = stage.trained.clone().requires_grad_()
+        total = stage.total(trained=trained)
+        total.backward()
+        assert torch.isfinite(total)
+        assert torch.isfinite(trained.grad).all()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_networks_are_looked_at_in_evaluation_mode_and_put_back(name: str) -> None:
+    stage = Stage(name)
+    stage.twins.train()
+    stage.total()
+    stage.method.begin_epoch(0, warmup=False)
+    modes = [mode for network in stage.twins.networks() for mode in network.modes]
+    assert modes
+    assert not any(modes)
+    assert all(part.training for part in stage.twins.modules())
+
+
+def test_every_pair_is_judged_once_by_its_mean_hinges_in_the_batch_it_was_met_in() -> None:
+    stage = Stage("ncr", margin=0.3)
+    found = stage.method._losses_of_all(7)
+    for batch in stage._every_pair(7):
+        rows = batch.pair_id
+        for network in (0, 1):
+            s = stage.seen[network][rows][:, rows].sigmoid()
+            expected = oracle.triplet(s.tolist(), [0.3] * len(rows), "mean")
+            assert found[network, rows].tolist() == pytest.approx(expected, rel=1e-6)  # kept as float32
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("ncr", {}), ("bicro", {}), ("bicro", {"mixture": "normal"})], ids=str
+)
+def test_a_division_finds_the_pairs_that_lose(name: str, options: dict) -> None:
+    stage = Stage(name, n=200, **options)
+    wrong = torch.arange(200) % 3 == 0
+    for network in stage.twins.networks():
+        # Differently hard, as real pairs are; wrong ones score like any negative.
+        strength = torch.linspace(3, 6, 200, dtype=torch.float64)
+        network.logits = torch.randn(200, 200, generator=torch.Generator().manual_seed(1)).double()
+        network.logits[~wrong, ~wrong] += strength[~wrong]
+        network.logits[wrong, wrong] -= 1
+    stage.method.begin_epoch(0, warmup=True)
+    assert int(stage.method.divisions) == 1  # the stage's own: the warm-up divides nothing
+    stage.method.begin_epoch(1, warmup=False)
+    assert int(stage.method.divisions) == 2
+    for clean in stage.method.clean:
+        assert (clean == ~wrong).float().mean() > 0.9
+
+
+def test_a_mixture_gets_losses_from_0_to_1() -> None:
+    stage = Stage("ncr", similarity="logit", margin=5.0)
+    seen: list[torch.Tensor] = []
+    stage.method.clean_probability = lambda losses: seen.append(losses) or torch.rand_like(losses)
+    stage.method.begin_epoch(0, warmup=False)
+    assert [(losses.min().item(), losses.max().item()) for losses in seen] == [(0.0, 1.0)] * 2
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_mixture_that_finds_nobody_clean_leaves_the_division_as_it_was(name: str) -> None:
+    """On bell-shaped losses the betas can do so; then nothing would ever be learnt again."""
+    stage = Stage(name)
+    before = stage.method.clean.clone(), stage.method.probability.clone()
+    stage.method.clean_probability = lambda losses: torch.full_like(losses, 0.4)
+    stage.method.begin_epoch(0, warmup=False)
+    assert torch.equal(stage.method.clean, before[0])
+    assert torch.equal(stage.method.probability, before[1])
+    assert int(stage.method.divisions) == 2
+
+
+def test_the_warm_up_is_the_sum_of_both_networks_mean_hinges() -> None:
+    stage = Stage("ncr")
+    expected = sum(
+        math.fsum(oracle.triplet(f.sigmoid().tolist(), [0.2] * stage.n, "mean")) for f in stage.trained
+    )
+    assert stage.total(warmup=True).item() == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_two_captions_of_one_image_are_nobodys_negatives_unless_asked(name: str) -> None:
+    def totals(**options: bool) -> list[float]:
+        stage = Stage(name, noisy_after=0, **options)
+        stage.batch = batch_of(stage.n, [0, 0, *range(2, stage.n)])
+        stage.divide(torch.ones_like(stage.method.clean), stage.method.probability)
+        high = stage.trained.clone()
+        high[:, 0, 1] = high[:, 1, 0] = 9.0
+        return [stage.total(trained=logits).item() for logits in (stage.trained, high)]
+
+    same, unequal = totals(), totals(mask_repeated_images=False)
+    assert same[0] == same[1]
+    assert unequal[0] < unequal[1]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_checkpoint_holds_all_that_a_division_made(name: str) -> None:
+    stage, other = Stage(name, noisy_after=1), Stage(name, noisy_after=1)
+    stage.divide(stage.method.clean.flip(1), stage.method.probability.flip(1), divisions=2)
+    assert other.total() != stage.total()
+    other.method.load_state_dict({key: value.clone() for key, value in stage.method.state_dict().items()})
+    assert other.total() == stage.total()
+
+
+def test_strength_by_hand() -> None:
+    # Margin 0.4, a pair with 0.5 against one other image at 0.3 and one other text at 0.5: hinges 0.2 and 0.4,
+    # each a half after the mean over two candidates, so l = 0.3 and P = 0.4 - 0.15.
+    s = torch.tensor([[0.5, 0.5], [0.3, 9.0]], dtype=torch.float64)
+    valid = torch.ones(2, 2, dtype=torch.bool)
+    assert match_strength(s, margin=0.4, valid=valid)[0].item() == pytest.approx(0.25)
+    hopeless = torch.tensor([[-9.0, 0.5], [0.3, 9.0]], dtype=torch.float64)
+    assert match_strength(hopeless, margin=0.4, valid=valid).tolist() == [0.0, 0.4]
+
+
+def test_the_best_tenth_is_taken_among_the_members_and_has_one_more() -> None:
+    strength = torch.arange(30.0)
+    among = torch.arange(30) < 20
+    assert best_tenth(strength, among).tolist() == [19, 18, 17]  # 20 // 10 + 1
+    assert best_tenth(strength, torch.zeros(30, dtype=torch.bool)).tolist() == []

@@ -1,0 +1,121 @@
+"""DECL as a method: its total, its schedule of hardness, its division."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from oracles import decl as oracle
+from sremkit.data import Batches, make_noise
+from sremkit.data.batch import Batch
+from sremkit.methods import build_method
+from sremkit.methods.decl import DECL
+from training import tiny
+
+BELIEVED = [True, False, True, True, False, True]
+
+
+class Fixed:
+    """A matcher that always gives these logits."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self.logits = logits
+
+    def __call__(self, batch: object) -> torch.Tensor:
+        return self.logits
+
+
+def six() -> tuple[Batch, torch.Tensor]:
+    """Pairs 0 to 5, of six images, with random logits."""
+    batch = Batches(tiny.tiny_pairs(captions=1), batch_size=6).take(np.arange(6))
+    return batch, torch.randn(6, 6, generator=torch.Generator().manual_seed(1))
+
+
+def decl_that_believes(believed: list[bool], **options: float) -> DECL:
+    method = build_method("decl", **options)
+    method.believed = torch.tensor(believed)
+    return method
+
+
+@pytest.mark.parametrize("warmup", [True, False])
+def test_the_total_matches_the_oracle(warmup: bool) -> None:
+    options = {"temperature": 0.2, "kl_weight": 0.3, "ranking_weight": 0.7, "margin": 0.25}
+    method = decl_that_believes(BELIEVED, hardness_start=3, hardness_decay=0.5, hardness_end=1, **options)
+    batch, logits = six()
+    for num_hardest in (3, 2, 2, 1, 1, 1):  # floor(3 - k / 2), at least 1
+        believed = [True] * 6 if warmup else BELIEVED
+        expected = oracle.total(logits.double().tolist(), believed, num_hardest=num_hardest, **options)
+        loss = method.loss(Fixed(logits), batch, warmup=warmup)
+        # float32 logits and tanh, so seven digits before the exponential
+        assert loss.total.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_hinges_of_pairs_not_believed_do_not_count() -> None:
+    batch, logits = six()
+    some, nobody = (
+        decl_that_believes(b, kl_weight=0.0, ranking_weight=1e6).loss(Fixed(logits), batch, warmup=False)
+        for b in (BELIEVED, [False] * 6)
+    )
+    assert some.parts["ranking"] > 0
+    assert nobody.parts["ranking"] == 0
+    assert some.parts["believed"].item() == pytest.approx(4 / 6)
+
+
+def test_hardness_grows_with_every_update_down_to_its_end() -> None:
+    method = build_method("decl")
+    at = {}
+    for updates in (0, 1, 40, 41, 4919, 4920, 100_000):
+        method.updates = updates
+        at[updates] = method.num_hardest()
+    # 128 - 0.025 * 1 = 127.975; at 40 exactly 127; at 41 126.975; at 4919 5.025; at 4920 exactly 5.
+    assert at == {0: 128, 1: 127, 40: 127, 41: 126, 4919: 5, 4920: 5, 100_000: 5}
+    method.updates = 0
+    batch, logits = six()
+    method.believed = torch.tensor(BELIEVED)
+    method.loss(Fixed(logits), batch, warmup=True)
+    method.loss(Fixed(logits), batch, warmup=False)
+    assert method.updates == 2  # the warm-up counts
+    assert int(method.state_dict()["updates"]) == 2
+
+
+def test_the_warm_up_divides_nothing_and_later_epochs_in_evaluation_mode_without_gradients() -> None:
+    trainer = tiny.tiny_trainer(method="decl")
+    method, matcher = trainer.method, trainer.matcher
+    seen = []
+    matcher.register_forward_hook(lambda *_: seen.append((matcher.training, torch.is_grad_enabled())))
+    method.start(trainer.surroundings())
+    matcher.train()
+    method.begin_epoch(0, warmup=True)
+    assert method.believed.all()
+    assert seen == []
+    method.begin_epoch(2, warmup=False)
+    assert set(seen) == {(False, False)}
+    assert matcher.training
+    assert 0 < method.believed.float().mean() < 1
+
+
+def test_the_division_finds_planted_noise_and_goes_round_every_pair() -> None:
+    clean = tiny.tiny_pairs(num_images=200)
+    is_noisy = torch.from_numpy(make_noise(clean.image_of_text, rate=0.3, seed=1).is_noisy)
+    # The tiny model's logits are cosines times ten, of which the tanh saturates; ten times the published numbers.
+    options = {"similarity": "logit", "temperature": 1.0, "margin": 2.0, "ranking_weight": 0.08}
+    trainer = tiny.tiny_trainer(
+        method="decl", pairs=clean, epochs=4, decay_after=4, learning_rate=1e-2, method_options=options
+    )
+    trainer.run()
+    believed = trainer.method.believed
+    for everybody_before in (False, True):
+        believed[:] = everybody_before
+        trainer.method.begin_epoch(9, warmup=False)
+        assert believed[~is_noisy].float().mean() > 0.8
+        assert believed[is_noisy].float().mean() < 0.05
+
+
+def test_logits_can_be_the_similarity() -> None:
+    batch, logits = six()
+    by_tanh = decl_that_believes(BELIEVED).loss(Fixed(logits), batch, warmup=False)
+    by_logit = decl_that_believes(BELIEVED, similarity="logit").loss(
+        Fixed(logits.tanh()), batch, warmup=False
+    )
+    assert by_logit.total == by_tanh.total

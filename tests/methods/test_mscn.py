@@ -1,0 +1,308 @@
+"""MSCN as a method: which pairs each network learns from, with which margins, and who moves the meta-network."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from oracles import mscn as oracle
+from sremkit.data import Batches, make_noise
+from sremkit.data.batch import Batch
+from sremkit.errors import DataError
+from sremkit.methods import Surroundings, build_method
+from sremkit.methods.known_heaps import probability_of_matching
+from sremkit.methods.mscn import MSCN, Judging, correction, random_pairs
+from sremkit.objectives.triplet import triplet
+from training import tiny
+
+KEPT = torch.tensor(
+    [[True, True, False, True, True, False, True, True], [True, False, True, True, False, True, True, False]]
+)
+
+
+class Fixed:
+    """A matcher that always gives these logits."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self.logits = logits
+
+    def __call__(self, batch: object) -> torch.Tensor:
+        return self.logits
+
+
+class WithoutMeta(MSCN):
+    """Ranks what it is told, and leaves the meta-networks alone."""
+
+    def _meta_parameters(self):
+        return iter(())
+
+    def _meta_step(self, batch: Batch) -> torch.Tensor:
+        return torch.zeros(())
+
+
+def eight() -> tuple[Batch, torch.Tensor]:
+    """Eight pairs of seven images, the first two of one image, and logits of two networks."""
+    batch = Batches(tiny.tiny_pairs(), batch_size=8).take(np.array([0, 1, 2, 4, 6, 8, 10, 12]))
+    batch = type(batch)(**{**vars(batch), "pair_id": torch.arange(8)})
+    logits = torch.randn(2, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    logits = logits + torch.eye(8)
+    logits[1, 0, 1] = 4.0  # the second network sees that pairs 0 and 1 are of one image
+    return batch, logits
+
+
+def loss_of(logits: torch.Tensor, batch: Batch, **options: float) -> torch.Tensor:
+    method = WithoutMeta(**options)
+    method.kept = KEPT
+    return method.loss(Fixed(logits), batch, warmup=False).total
+
+
+def expected_loss(logits: torch.Tensor, batch: Batch, margin: float = 0.2) -> float:
+    image_id = batch.image_id.tolist()
+    return sum(oracle.ranking(logits[k].tolist(), KEPT[1 - k].tolist(), margin, image_id) for k in (0, 1))
+
+
+def test_each_network_ranks_the_pairs_that_the_other_one_kept_with_their_own_margins() -> None:
+    batch, logits = eight()
+    assert loss_of(logits, batch).item() == pytest.approx(expected_loss(logits, batch), rel=1e-10)
+    assert loss_of(logits, batch, margin=0.5).item() == pytest.approx(
+        expected_loss(logits, batch, 0.5), rel=1e-10
+    )
+
+
+def _own_selection(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    return loss_of(logits.flip(0), batch)
+
+
+def _margins(logits: torch.Tensor) -> torch.Tensor:
+    return 0.2 * correction(logits.diagonal())
+
+
+def _columns_margins(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """What the public code does: a margin a_j stands in c_ij of image i too."""
+    total = logits.new_zeros(())
+    for k in (0, 1):
+        rows = KEPT[1 - k].nonzero().squeeze(1)
+        f = logits[k][rows][:, rows]
+        s, a = f.sigmoid(), _margins(f)
+        same = batch.image_id[rows][:, None] == batch.image_id[rows]
+        c = (a[None, :] + s - s.diagonal()[:, None]).relu().masked_fill(same, 0.0)
+        d = (a[None, :] + s - s.diagonal()[None, :]).relu().masked_fill(same, 0.0)
+        total = total + c.max(1).values.sum() + d.max(0).values.sum()
+    return total
+
+
+def _all_as_negatives(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    valid = (batch.image_id[:, None] != batch.image_id) | torch.eye(8, dtype=torch.bool)
+    hinges = [
+        triplet(f.sigmoid(), margin=_margins(f), reduction="hardest", valid=valid)[KEPT[1 - k]].sum()
+        for k, f in enumerate(logits)
+    ]
+    return hinges[0] + hinges[1]
+
+
+TWINS = {
+    "its own selection": _own_selection,
+    "the margin of the negative": _columns_margins,
+    "all pairs are negatives": _all_as_negatives,
+    "repeated images are negatives": lambda f, b: loss_of(f, b, mask_repeated_images=False),
+    "all negatives": lambda f, b: loss_of(f, b, negatives="mean"),
+    "hinges of logits": lambda f, b: loss_of(f, b, similarity="logit"),
+}
+
+
+@pytest.mark.parametrize("twin", TWINS.values(), ids=TWINS.keys())
+def test_wrong_twins_are_rejected(twin) -> None:
+    batch, logits = eight()
+    assert twin(logits, batch).item() != pytest.approx(expected_loss(logits, batch), rel=1e-6)
+
+
+def test_margins_are_constants_for_the_gradient() -> None:
+    """With a gradient a loss could be lowered by making a pair look doubtful."""
+    batch, logits = eight()
+    leaf = logits.clone().requires_grad_()
+    loss_of(leaf, batch).backward()
+    again = logits.clone().requires_grad_()
+    total = again.new_zeros(())
+    for k in (0, 1):
+        rows = KEPT[1 - k].nonzero().squeeze(1)
+        valid = (batch.image_id[rows][:, None] != batch.image_id[rows]) | torch.eye(
+            len(rows), dtype=torch.bool
+        )
+        f = again[k][rows][:, rows]
+        margin = _margins(logits[k][rows][:, rows])
+        total = total + triplet(f.sigmoid(), margin=margin, reduction="hardest", valid=valid).sum()
+    total.backward()
+    torch.testing.assert_close(leaf.grad, again.grad, rtol=1e-12, atol=0)
+
+
+def test_the_corrected_margin_by_hand_and_by_the_formula() -> None:
+    # p = 1/2: 1 / (1 + 1) = 1/2; p = 3/4: 1 / (1 + 3^-2) = 9/10; p = 1/4: 1 / (1 + 9) = 1/10.
+    p = torch.tensor([0.5, 0.75, 0.25], dtype=torch.float64)
+    assert correction(p.logit()).tolist() == pytest.approx([0.5, 0.9, 0.1], rel=1e-12)
+    for value in (0.01, 0.3, 0.8, 0.999):
+        got = correction(torch.tensor(value, dtype=torch.float64).logit()).item()
+        assert got == pytest.approx(oracle.soft_margin(value, 1.0), rel=1e-10)
+    assert correction(torch.tensor([-500.0, 500.0])).tolist() == [0.0, 1.0]  # where p rounds to 0 or 1
+
+
+def test_with_nobody_kept_there_is_no_loss_but_a_graph() -> None:
+    batch, logits = eight()
+    method = WithoutMeta()
+    method.kept = torch.zeros(2, 8, dtype=torch.bool)
+    leaf = logits.clone().requires_grad_()
+    total = method.loss(Fixed(leaf), batch, warmup=False).total
+    total.backward()
+    assert total == 0
+    assert (leaf.grad == 0).all()
+
+
+def test_the_warm_up_ranks_every_pair_by_the_mean_hinge() -> None:
+    batch, logits = eight()
+    method = WithoutMeta(mask_repeated_images=False)
+    method.kept = KEPT
+    expected = sum(triplet(f.sigmoid(), margin=0.2, reduction="mean").sum() for f in logits)
+    torch.testing.assert_close(method.loss(Fixed(logits), batch, warmup=True).total, expected)
+
+
+def test_random_pairs_by_hand() -> None:
+    # Images 5, 5, 7: 0 with 1 is one image and left out; 1 with 2 and 2 with 0 are wrong pairs.
+    scores = torch.arange(9.0).view(3, 3)
+    assert random_pairs(scores, torch.tensor([5, 5, 7])).tolist() == [5.0, 6.0]
+    both = random_pairs(torch.stack([scores, scores + 9]), torch.tensor([5, 5, 7]))
+    assert both.tolist() == [[5.0, 6.0], [14.0, 15.0]]
+    assert random_pairs(scores[:1, :1], torch.tensor([5])).tolist() == []
+
+
+def test_judging_by_hand() -> None:
+    # Right pairs have the logit 0, wrong ones ln 3: (ln 2 + ln 2 + ln 4 + ln 4) / 4.
+    batch = Batches(tiny.tiny_pairs(captions=1), batch_size=2).take(np.array([0, 1]))
+    judging = Judging(batch, batch)
+    logits = torch.tensor([[0.0, math.log(3)], [math.log(3), 0.0]])
+    assert judging(Fixed(logits)).item() == pytest.approx(1.5 * math.log(2), rel=1e-6)
+
+
+def heaps(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Similarities of 300 wrong and 500 right pairs in one list, and of other right and wrong pairs."""
+    rng = np.random.default_rng(seed)
+    given = np.concatenate([rng.beta(2, 6, 300), rng.beta(7, 3, 500)])
+    return tuple(torch.from_numpy(x) for x in (given, rng.beta(8, 3, 60), rng.beta(2, 8, 90)))
+
+
+@pytest.mark.parametrize("iterations", [0, 1, 10])
+def test_the_mixture_from_examples_matches_the_oracle(iterations: int) -> None:
+    given, right, wrong = heaps()
+    given[0], given[-1] = 0.0, 1.0  # saturated sigmoids
+    got = probability_of_matching(given, right=right, wrong=wrong, iterations=iterations)
+    expected = oracle.probability_of_matching(given.tolist(), right.tolist(), wrong.tolist(), iterations)
+    # Ours holds densities above 1e-12, so that far out probabilities below 1e-7 are no longer the true ones.
+    torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float64), rtol=1e-8, atol=1e-7)
+
+
+def test_the_mixture_tells_right_from_wrong_also_when_the_examples_are_elsewhere() -> None:
+    given, right, wrong = heaps()
+    kept = probability_of_matching(given, right=right, wrong=wrong) > 0.5
+    assert kept[:300].float().mean() < 0.15
+    assert kept[300:].float().mean() > 0.85
+    exchanged = probability_of_matching(given, right=wrong, wrong=right) > 0.5
+    assert exchanged[:300].float().mean() > 0.85  # it is the examples that say which heap is right
+
+
+def saturated(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As a trained network gives them: right pairs nearly all at 1, wrong ones everywhere, some of them at 1."""
+    rng = np.random.default_rng(seed)
+    given = np.concatenate([rng.beta(0.3, 0.3, 400), 1 - rng.beta(0.05, 5, 600)])
+    return tuple(torch.from_numpy(x) for x in (given, 1 - rng.beta(0.05, 2, 60), rng.beta(0.3, 0.6, 90)))
+
+
+def test_right_pairs_that_have_saturated_are_kept() -> None:
+    """Regression: the wrong pairs' component became wide and steep at both ends, and nothing was kept."""
+    given, right, wrong = saturated()
+    kept = probability_of_matching(given, right=right, wrong=wrong) > 0.5
+    assert kept[400:].float().mean() > 0.95
+    assert kept[:400].float().mean() < 0.45  # those that look right
+    expected = oracle.probability_of_matching(given.tolist(), right.tolist(), wrong.tolist(), 10)
+    assert kept.tolist() == [p > 0.5 for p in expected]
+
+
+def test_too_few_examples_are_told() -> None:
+    given, right, wrong = heaps()
+    with pytest.raises(DataError, match=r"two right pairs at least are needed .* got 1"):
+        probability_of_matching(given, right=right[:1], wrong=wrong)
+
+
+def test_without_trusted_pairs_it_does_not_start() -> None:
+    trainer = tiny.tiny_trainer(method="mscn")
+    given = trainer.surroundings()
+    with pytest.raises(ValueError, match="MSCN learns from trusted pairs"):
+        build_method("mscn").start(
+            Surroundings(given.num_pairs, given.device, given.matcher, given.every_pair)
+        )
+    with pytest.raises(ValueError, match="meta_batch must be at least 2"):
+        build_method("mscn", meta_batch=1)
+    with pytest.raises(ValueError, match="meta_interval must be at least 1, got 0"):
+        build_method("mscn", meta_interval=0)
+
+
+def meta_weights(trainer) -> dict[str, torch.Tensor]:
+    state = trainer.matcher.state_dict()
+    return {key: value.clone() for key, value in state.items() if "meta_network" in key}
+
+
+def test_the_meta_network_is_moved_by_trusted_pairs_alone_once_the_warm_up_is_over() -> None:
+    """A meta-rate of 0 switches its own optimiser off; what then still moved it would be the training's."""
+    for rate in (0.0, 1e-3):
+        trainer = tiny.tiny_trainer(method="mscn", method_options={"meta_rate": rate})
+        trainer.method.start(trainer.surroundings())
+        batch = trainer.batches.take(np.arange(0, 96, 6))
+        start = meta_weights(trainer)
+        trainer._update(batch, warmup=True)
+        warm = meta_weights(trainer)
+        assert all(not torch.equal(start[key], warm[key]) for key in start if "weight" in key)
+        backbone = trainer.matcher.first.backbone.image_tower.layers[1].weight.clone()
+        trainer._update(batch, warmup=False)
+        after = meta_weights(trainer)
+        assert not torch.equal(backbone, trainer.matcher.first.backbone.image_tower.layers[1].weight)
+        assert all(torch.equal(warm[key], after[key]) == (rate == 0) for key in warm)
+
+
+def test_a_meta_interval_of_three_makes_every_third_update_a_meta_step() -> None:
+    trainer = tiny.tiny_trainer(method="mscn", method_options={"meta_interval": 3})
+    trainer.method.start(trainer.surroundings())
+    batch = trainer.batches.take(np.arange(0, 96, 6))
+    moved = []
+    for _ in range(7):
+        before = meta_weights(trainer)
+        trainer._update(batch, warmup=False)
+        after = meta_weights(trainer)
+        moved.append(
+            not torch.equal(
+                before["members.0.meta_network.output.weight"], after["members.0.meta_network.output.weight"]
+            )
+        )
+    assert moved == [True, False, False, True, False, False, True]
+    assert int(trainer.method.state_dict()["updates"]) == 7
+
+
+def test_adam_s_memory_and_both_selections_are_in_its_state() -> None:
+    trainer = tiny.tiny_trainer(method="mscn", epochs=1)
+    trainer.run()
+    state = trainer.method.state_dict()
+    assert state["kept"].shape == (2, 96)
+    # four tensors of a meta-network, two networks, three memories each
+    assert sum(name.startswith("adam/") for name in state) == 4 * 2 * 3
+
+
+def test_the_two_selections_find_planted_noise() -> None:
+    clean = tiny.tiny_pairs(num_images=200)
+    is_noisy = torch.from_numpy(make_noise(clean.image_of_text, rate=0.3, seed=1).is_noisy)
+    trainer = tiny.tiny_trainer(
+        method="mscn", pairs=clean, epochs=2, warmup_epochs=6, decay_after=8, learning_rate=1e-2
+    )
+    trainer.run()
+    for kept in trainer.method.kept:
+        assert kept[~is_noisy].float().mean() > 0.6
+        assert kept[is_noisy].float().mean() < 0.3
+    assert not torch.equal(*trainer.method.kept)
