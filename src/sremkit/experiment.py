@@ -41,7 +41,7 @@ class Prepared:
 
     recipe: Recipe
     train: Pairs  # as given, so with the noise in it
-    is_noisy: np.ndarray  # (training pairs,) the truth about them
+    true_image: np.ndarray  # (training pairs,) the truth about them: the image that each text belongs to
     val: Pairs
     noise: Noise  # of all pairs, so before any were set aside
     trusted: Pairs | None  # right pairs, set aside for a method that needs some
@@ -49,6 +49,11 @@ class Prepared:
     matcher: Matcher
     method: Method
     process: Process
+
+    @property
+    def is_noisy(self) -> np.ndarray:
+        """(training pairs,) bool: which of them are wrong as given."""
+        return self.train.image_of_text != self.true_image
 
     def model_facts(self) -> dict[str, Any]:
         """What it takes to use the trained model without the recipe."""
@@ -78,7 +83,7 @@ def prepare(recipe: Recipe, process: Process | None = None) -> Prepared:
     return Prepared(
         recipe=recipe,
         train=clean.paired_as(noise.image_of_text).select(used),
-        is_noisy=noise.is_noisy[used],
+        true_image=clean.image_of_text[used],
         val=read_split(recipe.data, recipe.data.val_split),
         noise=noise,
         trusted=clean.select(np.flatnonzero(aside)) if aside.any() else None,
@@ -130,7 +135,7 @@ def make_trainer(prepared: Prepared, reporter: Reporter, folder: RunFolder | Non
         device=process.device,
         folder=folder,
         validate=lambda matcher: validation_metrics(matcher, prepared.val, prepared.vocabulary),
-        observer=NoiseWatch(prepared.is_noisy),
+        observer=NoiseWatch(prepared.true_image),
         reporter=reporter,
         model_facts=prepared.model_facts(),
         process=(process.rank, process.world),

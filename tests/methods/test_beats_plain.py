@@ -47,7 +47,7 @@ RIVALS = [
     Rival("bicro", {**BY_LOGITS, "noisy_after": 99, "mixture": "normal"}),
     # Published numbers times ten, as logits are ten times what a tanh of them would be where it does not saturate.
     Rival("decl", {**BY_LOGITS, "temperature": 1.0, "ranking_weight": 0.08, "hardness_decay": 0.1}),
-    # Hardest negatives make all scores fall together here (R_sum 59).
+    # Hardest negatives make all scores equal here (R_sum 55).
     Rival(
         "mscn",
         {**BY_LOGITS, "negatives": "mean", "virtual_rate": 2e-3, "meta_rate": 1.7e-4, "meta_interval": 8},

@@ -61,7 +61,7 @@ def tiny_trainer(
     )
     arguments = {
         "validate": lambda model: validation_metrics(model, clean),
-        "observer": NoiseWatch(noise.is_noisy),
+        "observer": NoiseWatch(clean.image_of_text),
         **arguments,
     }
     return Trainer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -99,6 +100,14 @@ class Batches:
             generator=torch.Generator(),  # else starting the loader would advance the global generator
         )
         return iter(loader)
+
+    def paired_as(self, image_of_text: np.ndarray) -> Batches:
+        """The same texts in the same order, given with other images."""
+        changed = copy.copy(self)
+        changed.pairs = self.pairs.paired_as(image_of_text)
+        changed._collection = copy.copy(self._collection)
+        changed._collection.image_of_text = changed.pairs.image_of_text
+        return changed
 
     def every_pair(self, round_: int) -> Iterator[Batch]:
         """Each pair exactly once, in random batches of about equal size, whole in every process.

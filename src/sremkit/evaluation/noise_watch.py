@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sremkit.data.batch import Batch
 from sremkit.evaluation.gradients import NoisyGradients
 from sremkit.objectives import Loss, Terms
 
@@ -14,11 +15,12 @@ class NoiseWatch:
     """Follows one epoch after another; knows which pairs are wrong, and tells nobody in the training.
 
     Args:
-        is_noisy: (num_pairs,) the truth about every training pair.
+        true_image: (num_pairs,) the image that each training text belongs to. A pair is wrong where the text
+            comes with another one, whether it was given so or a method thought so.
     """
 
-    def __init__(self, is_noisy: np.ndarray) -> None:
-        self.is_noisy = torch.as_tensor(is_noisy)
+    def __init__(self, true_image: np.ndarray) -> None:
+        self.true_image = torch.as_tensor(true_image)
         self._start()
 
     def _start(self) -> None:
@@ -26,13 +28,13 @@ class NoiseWatch:
         self.selected = torch.zeros(2)  # wrong, all; both directions
         self.pull = torch.zeros(2, dtype=torch.float64)  # at wrong pairs, at all
 
-    def step(self, pair_id: Tensor, terms: Loss, pull: Tensor | None = None) -> None:
+    def step(self, batch: Batch, terms: Loss, pull: Tensor | None = None) -> None:
         """Enter one batch.
 
         Args:
             pull: (b,) how strongly the loss pulled each given pair together, whatever the method.
         """
-        wrong = self.is_noisy.to(pair_id.device)[pair_id]
+        wrong = self.true_image.to(batch.pair_id.device)[batch.pair_id] != batch.image_id
         if pull is not None:
             pull = pull.double()
             self.pull = self.pull.to(pull.device) + torch.stack([(pull * wrong).sum(), pull.sum()])

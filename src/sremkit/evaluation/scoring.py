@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,20 +12,11 @@ from torch import Tensor
 from sremkit.data.batches import Batches, TextEncoder
 from sremkit.data.pairs import Pairs
 from sremkit.evaluation.recall import retrieval_recall
-from sremkit.models.matcher import Encoded, Matcher, evaluating
+from sremkit.models.encoding import ENCODE_BATCH, EncodedPairs, encode_everything
+from sremkit.models.matcher import Matcher
 from sremkit.training.distributed import gather_encoded, gather_replicated
 
-ENCODE_BATCH = 256
 
-
-class EncodedPairs(NamedTuple):
-    """All images and all texts of a split after encoding."""
-
-    images: Encoded  # (n,)
-    texts: Encoded  # (m,)
-
-
-@torch.no_grad()
 def encode_pairs(
     matcher: Matcher, pairs: Pairs, vocabulary: TextEncoder | None = None, *, shard: tuple[int, int] = (0, 1)
 ) -> EncodedPairs:
@@ -36,17 +25,8 @@ def encode_pairs(
     Args:
         shard: rank and number of processes, of which each encodes its consecutive part.
     """
-    device = next(matcher.parameters()).device
     batches = Batches(pairs, batch_size=ENCODE_BATCH, vocabulary=vocabulary, shuffle=False)
-    with evaluating(matcher):
-        image_parts = [
-            matcher.encode_images(batches.take_images(rows).to(device))
-            for rows in _pieces(pairs.num_images, shard)
-        ]
-        text_parts = [
-            matcher.encode_texts(batches.take(rows).to(device)) for rows in _pieces(len(pairs), shard)
-        ]
-    return EncodedPairs(Encoded.concatenate(image_parts), Encoded.concatenate(text_parts))
+    return encode_everything(matcher, batches, shard=shard)
 
 
 @torch.no_grad()
@@ -91,10 +71,3 @@ def chance_rsum(image_of_text: np.ndarray) -> float:
         missed = (1 - min(k, num_texts) / num_texts) ** captions  # no caption of an image among the first k
         total += 100 * float((1 - missed).mean()) + 100 * min(k / num_images, 1.0)
     return total
-
-
-def _pieces(count: int, shard: tuple[int, int]) -> list[np.ndarray]:
-    """The rows of this shard in pieces that fit a batch; at least one piece, even where it is empty."""
-    rank, world = shard
-    own = np.array_split(np.arange(count), world)[rank]
-    return np.array_split(own, max(1, math.ceil(len(own) / ENCODE_BATCH)))

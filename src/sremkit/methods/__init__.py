@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from sremkit.data.batch import Batch
 from sremkit.data.batches import Batches
 from sremkit.models import Matcher, build_matcher
+from sremkit.models.encoding import EncodedPairs
 from sremkit.objectives import Loss
 from sremkit.registry import Registry
 
@@ -20,6 +21,14 @@ class Scorer(Protocol):
     """A matcher as a method sees it: a batch in, its logits (b, b) out; of two networks (2, b, b)."""
 
     def __call__(self, batch: Batch) -> Tensor: ...
+
+
+class Pairing(NamedTuple):
+    """Which image each text was given with, and how to change it."""
+
+    image_of_text: Tensor  # (num_pairs,)
+    encode_all: Callable[[], tuple[Matcher, EncodedPairs]]
+    give_images: Callable[[Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -33,12 +42,23 @@ class Surroundings:
         None  # each training pair once, in an order of this number
     )
     trusted: Batches | None = None  # pairs known to be right, set aside from the training data
+    image_of_text: Tensor | None = None  # (num_pairs,) the images that the texts were given with
+    encode_all: Callable[[], tuple[Matcher, EncodedPairs]] | None = None  # by the model that counts, and it
+    give_images: Callable[[Tensor], None] | None = None  # from now on the texts come with these images
 
     def whole(self) -> tuple[Matcher, Callable[[int], Iterator[Batch]]]:
         """The matcher and the passes over all pairs, for a method that cannot do without."""
         if self.matcher is None or self.every_pair is None:
             raise ValueError("this method passes over all pairs; start it with the matcher and the passes")
         return self.matcher, self.every_pair
+
+    def pairing(self) -> Pairing:
+        """What it takes to give texts other images, for a method that does."""
+        if self.image_of_text is None or self.encode_all is None or self.give_images is None:
+            raise ValueError(
+                "this method gives texts other images; start it with the pairing and how to change it"
+            )
+        return Pairing(self.image_of_text, self.encode_all, self.give_images)
 
 
 class Method:

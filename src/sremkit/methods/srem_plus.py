@@ -9,6 +9,9 @@ all memories says how far each pair is believed:
     L = mean_i belief_i (CE_i i2t + CE_i t2i) / 2 + complementary_weight (L_c i2t + L_c t2i)
 
 The warm-up is SREM's: complementary learning alone.
+
+With `rematch_among` > 0, texts that are not believed look for their image before each epoch (rematching.py): where
+one is found, the text comes with that image in this epoch, believed with `rematch_weight`.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from torch import Tensor
 from sremkit.data.batch import Batch
 from sremkit.methods import METHODS, Method, Scorer, Surroundings
 from sremkit.methods.mixture import fit_two_normals
+from sremkit.methods.rematching import find_partners
 from sremkit.objectives import Loss, complementary
 from sremkit.objectives.candidates import distinct_images, keep_valid
 
@@ -34,6 +38,9 @@ class SREMPlus(Method):
         complementary_weight: of the complementary losses beside the believed pairs.
         sharpness: how strongly complementary labels prefer hard negatives.
         least_separation: below it the memories are one heap, and every pair is believed.
+        rematch_among: a text that is not believed is given the image that fits it best, if it is among so
+            many best texts of that image; 0 leaves such texts alone.
+        rematch_weight: how far such a new pair is believed.
         mask_repeated_images: two captions of one image in a batch are nobody's negatives.
     """
 
@@ -45,6 +52,8 @@ class SREMPlus(Method):
         complementary_weight: float = 0.3,
         sharpness: float = 0.0,
         least_separation: float = 1.5,
+        rematch_among: int = 0,
+        rematch_weight: float = 1.0,
         mask_repeated_images: bool = True,
     ) -> None:
         self.decay = decay
@@ -52,19 +61,41 @@ class SREMPlus(Method):
         self.complementary_weight = complementary_weight
         self.sharpness = sharpness
         self.least_separation = least_separation
+        self.rematch_among = rematch_among
+        self.rematch_weight = rematch_weight
         self.mask_repeated_images = mask_repeated_images
         self.memory = torch.zeros(0)
         self.belief = torch.zeros(0)
+        self.rematched = torch.zeros(0, dtype=torch.bool)
+        self.image_of_text = torch.zeros(0, dtype=torch.int64)  # with which the texts come now
+        self.surroundings: Surroundings | None = None
 
     def start(self, surroundings: Surroundings) -> None:
         num_pairs, device = surroundings.num_pairs, surroundings.device
         self.memory = torch.full((num_pairs,), float("nan"), device=device)
         self.belief = torch.ones(num_pairs, device=device)
+        self.rematched = torch.zeros(num_pairs, dtype=torch.bool, device=device)
+        self.surroundings = surroundings
+        if surroundings.image_of_text is not None:
+            self.image_of_text = surroundings.image_of_text
+
+    def begin_epoch(self, epoch: int, *, warmup: bool) -> None:
+        """Let the texts that are not believed find their images."""
+        if warmup or self.rematch_among == 0:
+            return
+        given, encode_all, give_images = self._surroundings().pairing()
+        matcher, encoded = encode_all()
+        partners = find_partners(matcher, *encoded, among=self.rematch_among)
+        rematched = (self.belief.cpu() < 0.5) & partners.is_mutual & (partners.image != given)
+        self.image_of_text = torch.where(rematched, partners.image, given)
+        self.rematched = rematched.to(self.belief.device)
+        give_images(self.image_of_text)
 
     def loss(self, matcher: Scorer, batch: Batch, *, warmup: bool) -> Loss:
         logits = matcher(batch).float() / self.temperature
         valid = distinct_images(batch.image_id) if self.mask_repeated_images else None
-        self._remember(keep_valid(logits.detach(), valid), batch.pair_id)
+        rematched = self.rematched[batch.pair_id]
+        self._remember(keep_valid(logits.detach(), valid), batch.pair_id, as_given=~rematched)
         nobody = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
         directions = ((logits, valid), (logits.T, None if valid is None else valid.T))
         lc_i2t, lc_t2i = (
@@ -75,7 +106,7 @@ class SREMPlus(Method):
             return Loss(total, {"complementary_i2t": lc_i2t.detach(), "complementary_t2i": lc_t2i.detach()})
         given = torch.arange(len(logits), device=logits.device)
         ce = sum(F.cross_entropy(keep_valid(f, v), given, reduction="none") for f, v in directions) / 2
-        belief = self.belief[batch.pair_id]
+        belief = self.belief[batch.pair_id].masked_fill(rematched, self.rematch_weight)
         believed = (belief * ce).mean()
         total = believed + self.complementary_weight * (lc_i2t + lc_t2i)
         return Loss(
@@ -101,16 +132,28 @@ class SREMPlus(Method):
         self.belief = belief
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"memory": self.memory, "belief": self.belief}
+        state = {"memory": self.memory, "belief": self.belief}
+        if self.rematch_among > 0:
+            state |= {"rematched": self.rematched, "image_of_text": self.image_of_text}
+        return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.memory = state["memory"].to(self.memory.device)
         self.belief = state["belief"].to(self.belief.device)
+        if self.rematch_among > 0:
+            self.rematched = state["rematched"].to(self.rematched.device)
+            self.image_of_text = state["image_of_text"].cpu()
+            self._surroundings().pairing().give_images(self.image_of_text)
 
-    def _remember(self, logits: Tensor, pair_id: Tensor) -> None:
+    def _surroundings(self) -> Surroundings:
+        if self.surroundings is None:
+            raise ValueError("start the method before it is used")
+        return self.surroundings
+
+    def _remember(self, logits: Tensor, pair_id: Tensor, *, as_given: Tensor) -> None:
+        """Remember what this batch says of the pairs that came as they were given."""
         probability = (logits.softmax(1).diagonal() + logits.softmax(0).diagonal()) / 2
         seen = torch.logit(probability, eps=1e-6)
         before = self.memory[pair_id]
-        self.memory[pair_id] = torch.where(
-            before.isnan(), seen, self.decay * before + (1 - self.decay) * seen
-        )
+        now = torch.where(before.isnan(), seen, self.decay * before + (1 - self.decay) * seen)
+        self.memory[pair_id] = torch.where(as_given, now, before)

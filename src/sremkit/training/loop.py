@@ -20,6 +20,7 @@ from sremkit.data.batch import Batch
 from sremkit.data.batches import Batches
 from sremkit.errors import UserError
 from sremkit.methods import Method, Surroundings
+from sremkit.models.encoding import encode_everything
 from sremkit.models.matcher import Matcher
 from sremkit.objectives import Loss, Terms
 from sremkit.recipes import TrainingSettings
@@ -45,7 +46,7 @@ class DivergedError(UserError):
 class Observer(Protocol):
     """Watches batches from outside, such as evaluation that knows which pairs are wrong."""
 
-    def step(self, pair_id: Tensor, terms: Loss, pull: Tensor | None) -> None: ...
+    def step(self, batch: Batch, terms: Loss, pull: Tensor | None) -> None: ...
 
     def finish_epoch(self) -> dict[str, float]: ...
 
@@ -165,7 +166,13 @@ class Trainer:
             matcher=self.matcher,
             every_pair=lambda round_: (batch.to(self.device) for batch in self.batches.every_pair(round_)),
             trusted=self.trusted,
+            image_of_text=torch.from_numpy(self.batches.pairs.image_of_text),
+            encode_all=lambda: (self.evaluated, encode_everything(self.evaluated, self.batches)),
+            give_images=self._give_images,
         )
+
+    def _give_images(self, image_of_text: Tensor) -> None:
+        self.batches = self.batches.paired_as(image_of_text.numpy())
 
     def _begin_epoch(self, epoch: int, *, warmup: bool) -> None:
         if self.position.step_in_epoch > 0:
@@ -202,7 +209,7 @@ class Trainer:
             self.average.update(self.matcher, self.position.step)
         self.statistics.update(batch.pair_id, terms)
         if self.observer is not None:
-            self.observer.step(batch.pair_id, terms, self.scorer.take_pull())
+            self.observer.step(batch, terms, self.scorer.take_pull())
         self._note(batch.pair_id, {"loss": loss.detach(), **terms.parts, **extra, **_selected(terms)})
 
     def _note(self, pair_id: Tensor, numbers: dict[str, Tensor]) -> None:

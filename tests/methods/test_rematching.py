@@ -1,0 +1,111 @@
+"""Texts without an image that fits find one: the search, and SREM-plus with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sremkit.data import Batches, make_noise
+from sremkit.methods import build_method
+from sremkit.methods.rematching import find_partners
+from sremkit.models import Encoded, Matcher
+from sremkit.training.loop import StoppedError
+from sremkit.training.run_folder import RunFolder
+from training import tiny
+from training.test_resume import StopAfter, assert_same
+
+
+class Products(Matcher):
+    """Compares pooled vectors by their products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def compare(self, images: Encoded, texts: Encoded) -> torch.Tensor:
+        return images.whole() @ texts.whole().T
+
+
+@pytest.mark.parametrize("texts_at_once", [1, 7, 100])
+@pytest.mark.parametrize("among", [1, 3, 40])
+def test_partners_are_those_of_the_whole_matrix(among: int, texts_at_once: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    images, texts = torch.randn(11, 4, generator=generator), torch.randn(30, 4, generator=generator)
+    found = find_partners(
+        Products(), Encoded(pooled=images), Encoded(pooled=texts), among=among, texts_at_once=texts_at_once
+    )
+    scores = images @ texts.T
+    for text in range(30):
+        image = max(range(11), key=lambda i, text=text: float(scores[i, text]))
+        better = sum(float(scores[image, other]) > float(scores[image, text]) for other in range(30))
+        assert int(found.image[text]) == image
+        assert bool(found.is_mutual[text]) == (better < among)
+
+
+def test_a_rematched_text_comes_with_its_new_image_and_weight_and_is_not_remembered() -> None:
+    trainer = tiny.tiny_trainer(
+        method="srem-plus", method_options={"rematch_among": 200, "rematch_weight": 0.25}
+    )
+    method = trainer.method
+    method.start(trainer.surroundings())
+    given = torch.from_numpy(trainer.batches.pairs.image_of_text.copy())
+    method.belief[:] = 1.0
+    method.belief[5] = method.belief[9] = 0.1
+    method.begin_epoch(0, warmup=True)
+    assert not method.rematched.any()  # never in the warm-up
+    method.begin_epoch(2, warmup=False)
+    moved = method.rematched.nonzero().flatten().tolist()
+    assert set(moved) <= {5, 9}
+    assert moved, "with every text among an image's best ones, only chance could leave both where they are"
+    now = torch.from_numpy(trainer.batches.pairs.image_of_text)
+    assert (now != given).nonzero().flatten().tolist() == moved
+    batch = trainer.batches.take(np.array([moved[0], 20, 40]))
+    assert int(batch.image_id[0]) == int(now[moved[0]])
+    loss = method.loss(trainer.scorer, batch, warmup=False)
+    assert loss.parts["belief"].item() == pytest.approx((0.25 + 1 + 1) / 3)
+    assert method.memory[moved[0]].isnan()
+    assert not method.memory[20].isnan()
+
+
+def test_a_stopped_run_goes_on_with_its_rematched_texts(tmp_path: Path) -> None:
+    chosen = {"rematch_among": 5, "least_separation": 0.0}
+    options = {"method": "srem-plus", "method_options": chosen, "average": 0.9, "epochs": 3}
+    options |= {"pairs": tiny.tiny_pairs(num_images=100)}  # 13 batches an epoch
+    whole = RunFolder.create(tmp_path / "whole", config="")
+    trainer = tiny.tiny_trainer(whole, **options)
+    trainer.run()
+    assert trainer.method.rematched.any(), "else equality would say nothing about them"
+    stopped = RunFolder.create(tmp_path / "stopped", config="")
+    with pytest.raises(StoppedError):
+        tiny.tiny_trainer(stopped, **options, reporter=StopAfter(50)).run()
+    tiny.tiny_trainer(stopped, **options).run()
+    assert_same(whole, stopped)
+
+
+def test_most_rematched_texts_find_their_true_image_on_an_easy_task() -> None:
+    clean = tiny.tiny_pairs(num_images=300)
+    noise = make_noise(clean.image_of_text, rate=0.3, seed=1)
+    trainer = tiny.tiny_trainer(
+        method="srem-plus", pairs=clean, epochs=12, decay_after=12, learning_rate=1e-2,
+        method_options={"rematch_among": 3},
+    )  # fmt: skip
+    trainer.run()
+    rematched = trainer.method.rematched.numpy()
+    assert rematched.sum() > 50
+    assert noise.is_noisy[rematched].mean() > 0.8
+    right = trainer.method.image_of_text.numpy()[rematched] == clean.image_of_text[rematched]
+    assert right.mean() > 10 / 300  # guessing finds one in 300
+
+
+def test_batches_with_other_images_leave_the_first_ones_alone() -> None:
+    pairs = tiny.tiny_pairs()
+    batches = Batches(pairs, batch_size=8)
+    other = batches.paired_as(np.roll(pairs.image_of_text, 2))
+    rows = np.arange(4)
+    assert other.take(rows).image_id.tolist() == np.roll(pairs.image_of_text, 2)[:4].tolist()
+    assert batches.take(rows).image_id.tolist() == pairs.image_of_text[:4].tolist()
+    assert torch.equal(other.take(rows).sentences, batches.take(rows).sentences)
+    assert build_method("srem-plus").rematch_among == 0
