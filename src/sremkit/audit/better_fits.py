@@ -23,18 +23,24 @@ def find_better(
     rows: np.ndarray,
     *,
     seed: int,
+    pool_rows: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """For the pairs `rows` of one fold: row of a better text and number of a better image, or NOBODY.
 
     They are sought in the same fold, among at most LARGEST_POOL texts and images. A text that was given with
     the same picture, or a copy of it, is no other text.
+
+    Args:
+        pool_rows: the pairs to seek among, where it is not `rows` themselves.
     """
     pair_rows = torch.from_numpy(rows)
     group = torch.from_numpy(group_of_image)
     rng = np.random.default_rng(seed)
-    texts = torch.from_numpy(np.sort(rng.permutation(rows)[:LARGEST_POOL]))
+    pool_rows = rows if pool_rows is None else pool_rows
+    texts = torch.from_numpy(np.sort(rng.permutation(pool_rows)[:LARGEST_POOL]))
     every_image = np.unique(image_of_text[pair_rows].numpy())
-    pool = torch.from_numpy(np.sort(rng.permutation(every_image)[:LARGEST_POOL]))
+    pool_images = np.unique(image_of_text[torch.from_numpy(pool_rows)].numpy())
+    pool = torch.from_numpy(np.sort(rng.permutation(pool_images)[:LARGEST_POOL]))
     given = (image_emb[image_of_text[pair_rows]] * text_emb[pair_rows]).sum(dim=1)  # (f,)
 
     best_text, fit_of_text = _best(

@@ -112,19 +112,45 @@ def join_witnesses(
     Args:
         given: image numbers and text rows of given pairs; `wrong` likewise of surely wrong ones.
     """
-    image_parts, text_parts, weights = [], [], []
-    for witness in witnesses:
-        image_emb, text_emb = witness.encode_images(images), witness.encode_texts(texts)
+    encoded = [(witness.encode_images(images), witness.encode_texts(texts)) for witness in witnesses]
+    return join_encoded(encoded, measure_witnesses(encoded, given, wrong))
+
+
+@dataclass(frozen=True)
+class Say:
+    """How much one witness counts: its vectors are divided by `divisor` and multiplied by `factor`."""
+
+    divisor: float
+    factor: float
+
+
+def measure_witnesses(
+    encoded: Sequence[tuple[Tensor, Tensor]],
+    given: tuple[np.ndarray, np.ndarray],
+    wrong: tuple[np.ndarray, np.ndarray],
+) -> list[Say]:
+    """The say of each witness, from what it made of images and texts; arguments as for `join_witnesses`."""
+    spreads, weights = [], []
+    for image_emb, text_emb in encoded:
         of_given, of_wrong = ((image_emb[i] * text_emb[t]).sum(dim=1).double() for i, t in (given, wrong))
         # Without a wrong pair, or where all score alike, there is nothing to measure by.
         spread = max(float(of_wrong.std()), 1e-6) if len(of_wrong) > 1 else 1.0
         distance = float(of_given.mean() - of_wrong.mean()) if len(of_wrong) > 1 else 0.0
         weights.append(max(distance / spread, 0.0))
-        image_parts.append(image_emb / spread**0.5)
-        text_parts.append(text_emb / spread**0.5)
+        spreads.append(spread)
     total = max(sum(weights), 1e-9)
-    factors = [(SHARPNESS * weight / total) ** 0.5 for weight in weights]
-    return (
-        torch.cat([factor * part for factor, part in zip(factors, image_parts, strict=True)], dim=1),
-        torch.cat([factor * part for factor, part in zip(factors, text_parts, strict=True)], dim=1),
+    return [
+        Say(spread**0.5, (SHARPNESS * weight / total) ** 0.5)
+        for spread, weight in zip(spreads, weights, strict=True)
+    ]
+
+
+def join_encoded(encoded: Sequence[tuple[Tensor, Tensor]], says: Sequence[Say]) -> tuple[Tensor, Tensor]:
+    """The vectors of all witnesses side by side, each scaled by its say."""
+    images, texts = (
+        torch.cat(
+            [say.factor * (pair[k] / say.divisor) for pair, say in zip(encoded, says, strict=True)], dim=1
+        )
+        for k in (0, 1)
     )
+    return images, texts

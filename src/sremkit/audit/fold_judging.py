@@ -7,12 +7,20 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sremkit.audit.better_fits import find_better
-from sremkit.audit.competition import Competition, Standing, Witness, join_witnesses
+from sremkit.audit.competition import (
+    Competition,
+    Say,
+    Standing,
+    Witness,
+    join_encoded,
+    measure_witnesses,
+)
 from sremkit.audit.judging_settings import JudgingSettings
 from sremkit.audit.linear_witness import fit_linear_witness
-from sremkit.audit.surely_wrong import MOST_ROUNDS, make_wrong_pairs
+from sremkit.audit.surely_wrong import MOST_ROUNDS, WrongPairs, make_wrong_pairs
 from sremkit.audit.trained_witness import train_witness
 from sremkit.audit.vectors import Vectors
 
@@ -55,6 +63,57 @@ def learn_witnesses(
     return [linear, trained]
 
 
+@dataclass(frozen=True, eq=False)
+class Hearing:
+    """The witnesses' view of one fold, and whom its pairs are compared with."""
+
+    says: list[Say]
+    image_emb: Tensor  # (n, d) and text_emb (m, d): their products are the logits F
+    text_emb: Tensor
+    candidates: np.ndarray  # (c,) rows
+    competition: Competition
+    wrong: WrongPairs
+
+    def wrong_statistic(self) -> np.ndarray:
+        return self.competition.standing(self.wrong.image, self.wrong.text, self.wrong.hidden).statistic
+
+
+@torch.no_grad()
+def hear_witnesses(
+    vectors: Vectors,
+    groups: Groups,
+    witnesses: list[Witness],
+    rows: np.ndarray,
+    settings: JudgingSettings,
+    *,
+    seed: int,
+    num_images: int | None = None,
+) -> Hearing:
+    """Let the witnesses, who have not seen these pairs, look at them.
+
+    Args:
+        num_images: how many pictures there are in all, where `vectors` holds but some of them.
+    """
+    image_of_text = vectors.image_of_text.numpy()
+    rounds = int(np.clip(np.ceil(settings.wrong_pairs / np.count_nonzero(vectors.readable)), 1, MOST_ROUNDS))
+    wrong = make_wrong_pairs(
+        rows,
+        image_of_text,
+        groups.of_image,
+        groups.of_text,
+        rounds=rounds,
+        seed=seed,
+        num_images=num_images,
+    )
+    encoded = [(w.encode_images(vectors.images), w.encode_texts(vectors.texts)) for w in witnesses]
+    says = measure_witnesses(encoded, (image_of_text[rows], rows), (wrong.image, wrong.text))
+    image_emb, text_emb = join_encoded(encoded, says)
+    rng = np.random.default_rng([seed, 1])
+    candidates = np.sort(rng.permutation(rows)[: settings.candidates])
+    competition = Competition(image_emb, text_emb, vectors.image_of_text, torch.from_numpy(candidates))
+    return Hearing(says, image_emb, text_emb, candidates, competition, wrong)
+
+
 @torch.no_grad()
 def judge_fold(
     vectors: Vectors,
@@ -66,24 +125,16 @@ def judge_fold(
     seed: int,
 ) -> JudgedFold:
     """Let the witnesses, who have not seen these pairs, speak about them."""
-    image_of_text = vectors.image_of_text.numpy()
-    rounds = int(np.clip(np.ceil(settings.wrong_pairs / np.count_nonzero(vectors.readable)), 1, MOST_ROUNDS))
-    wrong = make_wrong_pairs(rows, image_of_text, groups.of_image, groups.of_text, rounds=rounds, seed=seed)
-    image_emb, text_emb = join_witnesses(
-        witnesses, vectors.images, vectors.texts, (image_of_text[rows], rows), (wrong.image, wrong.text)
-    )
-    rng = np.random.default_rng([seed, 1])
-    candidates = np.sort(rng.permutation(rows)[: settings.candidates])
-    competition = Competition(image_emb, text_emb, vectors.image_of_text, torch.from_numpy(candidates))
+    hearing = hear_witnesses(vectors, groups, witnesses, rows, settings, seed=seed)
     better_text, better_image = find_better(
-        image_emb, text_emb, vectors.image_of_text, groups.of_image, rows, seed=seed
+        hearing.image_emb, hearing.text_emb, vectors.image_of_text, groups.of_image, rows, seed=seed
     )
     return JudgedFold(
         rows=rows,
-        standing=competition.standing(image_of_text[rows], rows),
+        standing=hearing.competition.standing(vectors.image_of_text.numpy()[rows], rows),
         better_text=better_text,
         better_image=better_image,
-        candidates=len(candidates),
-        wrong_statistic=competition.standing(wrong.image, wrong.text, wrong.hidden).statistic,
-        wrong_image=wrong.image,
+        candidates=len(hearing.candidates),
+        wrong_statistic=hearing.wrong_statistic(),
+        wrong_image=hearing.wrong.image,
     )

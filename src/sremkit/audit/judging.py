@@ -18,8 +18,7 @@ from sremkit.audit.fold_judging import Groups, JudgedFold, judge_fold, learn_wit
 from sremkit.audit.fold_store import FoldStore
 from sremkit.audit.folds import group_lookalikes, split_folds
 from sremkit.audit.judging_settings import JudgingSettings
-from sremkit.audit.noise_rate import noise_rate_interval
-from sremkit.audit.score_mixture import fit_mixture, separation
+from sremkit.audit.scores import BELIEVED, FEWEST_PAIRS, fit_scores, scale_of
 from sremkit.audit.surely_wrong import number_texts
 from sremkit.audit.vectors import Vectors, read_vectors
 from sremkit.audit.verdicts import NOBODY, NoiseRate, Verdicts
@@ -27,12 +26,7 @@ from sremkit.data.pairs import Pairs
 
 Progress = Callable[[str, int, int], None]
 
-FEWEST_PAIRS = 100  # below, nothing can be learnt
 FEWEST_IMAGES = 20
-FEWEST_FOR_A_RATE = 300  # below, pairs are put in order, but how many are wrong is anybody's guess
-LEAST_SEPARATION = 0.8  # chance that a right pair beats a wrong one, from which on a verdict is ventured
-TIE_BREAK = 1e-3  # the part of a score that only orders pairs that are equally likely right
-BELIEVED = 0.5  # a pair more likely right than wrong needs no better text or image
 NOT_JUDGED = -1  # in `fold`
 DEFAULTS = JudgingSettings()
 
@@ -54,9 +48,9 @@ def judge(
     vectors = read_vectors(pairs)
     readable = np.flatnonzero(vectors.readable)
     unread = _unread_note(len(pairs) - len(readable))
-    reason = _too_little(vectors, readable, fewest_images=max(FEWEST_IMAGES, 2 * settings.folds))
+    reason = too_little(vectors, readable, settings)
     if reason:
-        return _no_verdicts(len(pairs), _joined(reason, unread))
+        return no_verdicts(len(pairs), _joined(reason, unread))
     groups = Groups(group_lookalikes(vectors.images.numpy()), number_texts(vectors.texts))
     folds = _judge_folds(vectors, groups, readable, settings, FoldStore(folder, vectors, settings), progress)
     return _verdicts(folds, groups, vectors, settings, unread)
@@ -147,50 +141,21 @@ def _score(
 ) -> tuple[np.ndarray, NoiseRate | None, str]:
     """Each pair's probability of being right, the noise rate, and a sentence if there is none."""
     order = np.argsort(np.argsort(given, kind="stable"), kind="stable") / max(len(given) - 1, 1)  # in [0, 1]
-    if len(given) < FEWEST_FOR_A_RATE:
-        return order, None, f"{len(given)} pairs are too few to say how many are wrong; {ORDER_ONLY}"
-    # By chance alone the share of won comparisons strays by about 0.3 / sqrt(pairs).
-    won = separation(given, wrong) if len(wrong) >= FEWEST_PAIRS else 0.5
-    if won < 0.5 + max(0.02, 1 / np.sqrt(len(given))):
-        return order, None, f"{INDISTINCT}; {ORDER_ONLY}"
-    mixture = fit_mixture(given, wrong)
-    # A wrong pair wins half of its comparisons; the right ones must account for the rest.
-    won_by_right = (won - mixture.rate / 2) / max(1 - mixture.rate, 1e-9)
-    if won_by_right < LEAST_SEPARATION:
-        return order, None, f"{UNCLEAR}; {ORDER_ONLY}"
-    score = (1 - TIE_BREAK) * mixture.right_probability(given) + TIE_BREAK * order
     given_image = vectors.image_of_text.numpy()[np.concatenate([fold.rows for fold in folds])]
     wrong_image = np.concatenate([fold.wrong_image for fold in folds])
-    rate = noise_rate_interval(
-        mixture.share,
-        given,
-        wrong,
-        groups.of_image[given_image],
-        groups.of_image[wrong_image],
-        seed=settings.seed,
+    fitted = fit_scores(
+        given, wrong, groups.of_image[given_image], groups.of_image[wrong_image], seed=settings.seed
     )
-    return score, rate, ""
-
-
-INDISTINCT = (
-    "the given pairs fit no better than pairs made at random: nearly all of them are wrong, or the vectors say "
-    "too little about them"
-)
-UNCLEAR = (
-    "right and wrong pairs look too much alike to these models to say how many are wrong; more pairs or vectors "
-    "of a better encoder would help"
-)
-ORDER_ONLY = "no pair is called a mismatch, and the scores only put the pairs in order"
+    return fitted.score(given, order), fitted.noise_rate, fitted.note
 
 
 def _on_one_scale(folds: list[JudgedFold]) -> tuple[np.ndarray, np.ndarray]:
     """The statistics of given and of wrong pairs, in standard deviations of each fold's own wrong pairs."""
     given, wrong = [], []
     for fold in folds:
-        known = fold.wrong_statistic
-        middle, width = (known.mean(), known.std()) if len(known) > 1 else (0.0, 1.0)
-        given.append((fold.standing.statistic - middle) / max(width, 1e-9))
-        wrong.append((known - middle) / max(width, 1e-9))
+        middle, width = scale_of(fold.wrong_statistic)
+        given.append((fold.standing.statistic - middle) / width)
+        wrong.append((fold.wrong_statistic - middle) / width)
     return np.concatenate(given), np.concatenate(wrong)
 
 
@@ -198,8 +163,9 @@ def _joined_standing(folds: list[JudgedFold], name: str) -> np.ndarray:
     return np.concatenate([getattr(fold.standing, name) for fold in folds])
 
 
-def _too_little(vectors: Vectors, readable: np.ndarray, *, fewest_images: int) -> str:
+def too_little(vectors: Vectors, readable: np.ndarray, settings: JudgingSettings) -> str:
     """Why nothing can be said at all, or an empty string."""
+    fewest_images = max(FEWEST_IMAGES, 2 * settings.folds)
     num_images = len(np.unique(vectors.image_of_text.numpy()[readable]))
     if len(readable) < FEWEST_PAIRS:
         return (
@@ -225,7 +191,7 @@ def _joined(*sentences: str) -> str:
     return "; ".join(sentence for sentence in sentences if sentence)
 
 
-def _no_verdicts(count: int, note: str) -> Verdicts:
+def no_verdicts(count: int, note: str) -> Verdicts:
     """Nothing is known of any pair: each is as likely right as wrong, and none is called a mismatch."""
     nobody = np.full(count, NOBODY, dtype=np.int64)
     zeros, ones = np.zeros(count, dtype=np.float32), np.ones(count, dtype=np.int64)

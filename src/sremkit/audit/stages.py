@@ -52,7 +52,7 @@ class Choice:
     threshold: float | None = None
 
     def __post_init__(self) -> None:
-        given = {name: value for name, value in asdict(self).items() if value is not None}
+        given = self.as_dict()
         if len(given) != 1:
             raise UserError(
                 f"choose by one of precision, fraction and threshold, not by {' and '.join(given) or 'none'}"
@@ -67,6 +67,9 @@ class Choice:
         if precision is None and fraction is None and threshold is None:
             precision = DEFAULT_PRECISION
         return cls(precision, fraction, threshold)
+
+    def as_dict(self) -> dict[str, float]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def mismatches(self, score: np.ndarray) -> np.ndarray:
         """Which of these scores are called mismatches: (m,) bool; a pair without a score is never one."""
@@ -106,7 +109,7 @@ def run_stages(source: Source, task: Task) -> Finished:
     with _timed(seconds, "reading"):
         given = look_at(source.pairs, task.encoders, task.progress)
         rows_key = fingerprint_rows(source.rows)
-    wanted = {"key": given.key, "rows_key": rows_key, "seed": task.seed, "choice": _chosen(task.choice)}
+    wanted = {"key": given.key, "rows_key": rows_key, "seed": task.seed, "choice": task.choice.as_dict()}
     if (complete := _complete(task.out, wanted)) is not None:
         return Finished(read_table(task.out), complete, was_complete=True)
     _begin(task, source, given)
@@ -117,7 +120,7 @@ def run_stages(source: Source, task: Task) -> Finished:
         verdicts = _judge(judgeable.pairs, task, task.out / "judging" / given.key)
     with _timed(seconds, "table"):
         is_mismatch = _mismatches(verdicts, task.choice)
-        duplicates = _duplicates(judgeable.pairs, source.has_texts)
+        duplicates = find_duplicates(judgeable.pairs, source.has_texts)
         table = build_table(source, judgeable, verdicts, is_mismatch, duplicates)
         write_table(table, task.out / PAIRS)
     summary = {
@@ -155,6 +158,10 @@ def _begin(task: Task, source: Source, given: Given) -> None:
             )
     else:
         before = json.loads(begun.read_text(encoding="utf-8"))
+        if before.get("by_shard"):
+            raise UserError(
+                f"{out} holds an audit that was made with --by-shard; name a new folder for this one"
+            )
         if before["key"] != given.key:
             task.say(
                 f"the input or its encoders have changed since the audit in {out} began "
@@ -167,11 +174,11 @@ def _begin(task: Task, source: Source, given: Given) -> None:
 
 def _judge(pairs: Pairs, task: Task, folder: Path) -> Verdicts:
     folder.mkdir(parents=True, exist_ok=True)
-    progress = None if task.progress is None else _from_nothing(task.progress)
+    progress = None if task.progress is None else from_nothing(task.progress)
     return task.judge(pairs, seed=task.seed, folder=folder, progress=progress)
 
 
-def _from_nothing(progress: Progress) -> Progress:
+def from_nothing(progress: Progress) -> Progress:
     """Shows each stage at nothing first: the judge speaks up only after the first piece of work."""
     seen: set[str] = set()
 
@@ -195,7 +202,8 @@ def _mismatches(verdicts: Verdicts, choice: Choice) -> np.ndarray:
     return choice.mismatches(verdicts.mismatch_score)
 
 
-def _duplicates(pairs: Pairs, has_texts: bool) -> Duplicates:
+def find_duplicates(pairs: Pairs, has_texts: bool) -> Duplicates:
+    """Near-duplicate captions and pictures among these pairs."""
     assert pairs.image_features is not None
     texts = caption_groups(pairs.texts) if has_texts else np.full(len(pairs), ALONE)
     images = np.full(pairs.num_images, ALONE)
@@ -231,10 +239,6 @@ def _settings(task: Task, given: Given) -> dict[str, Any]:
         "picture_encoder": extracted["pooled"] if "pooled" in given.missing else "features as given",
         "text_encoder": extracted["sentences"] if "sentences" in given.missing else "features as given",
     }
-
-
-def _chosen(choice: Choice) -> dict[str, float]:
-    return {name: value for name, value in asdict(choice).items() if value is not None}
 
 
 @contextmanager

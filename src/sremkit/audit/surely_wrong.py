@@ -34,6 +34,7 @@ def make_wrong_pairs(
     *,
     rounds: int,
     seed: int,
+    num_images: int | None = None,
 ) -> WrongPairs:
     """Give the texts of a fold to its pictures anew, `rounds` times, and keep what is no pair of the data.
 
@@ -47,6 +48,7 @@ def make_wrong_pairs(
     Args:
         rows: (f,) the pairs of the fold; the other arrays are over all pairs, or all images.
         text_number: (m,) equal for texts with the same vector.
+        num_images: how many pictures there are in all, where the arrays hold but some of them.
     """
     rng = np.random.default_rng(seed)
     texts = np.tile(rows, rounds)
@@ -56,7 +58,7 @@ def make_wrong_pairs(
     made = text_number[texts] * num_groups + group_of_image[images]
     wrong = ~np.isin(made, given)
     texts, images = texts[wrong], images[wrong]
-    share_here = len(np.unique(image_of_text[rows])) / len(np.unique(image_of_text))
+    share_here = len(np.unique(image_of_text[rows])) / (num_images or len(np.unique(image_of_text)))
     hides = rng.random(len(texts)) >= share_here
     return WrongPairs(texts, images, np.where(hides, image_of_text[texts], NOBODY))
 

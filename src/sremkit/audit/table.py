@@ -14,6 +14,7 @@ from sremkit.audit.own_rows import NO_PAIR
 from sremkit.audit.preparation import Judgeable
 from sremkit.audit.sources import Source
 from sremkit.audit.verdicts import NOBODY, Verdicts
+from sremkit.data.pairs import Pairs
 from sremkit.errors import DataError
 from sremkit.extras import require
 
@@ -37,6 +38,15 @@ class Duplicates:
     image_group: np.ndarray  # (judged pairs,) int64, the group of the pair's picture
 
 
+@dataclass(frozen=True, eq=False)
+class BetterFits:
+    """For each judged pair what would fit better; None where nothing does."""
+
+    text: list[str | None]
+    text_id: list[str | None]
+    image: list[str | None]
+
+
 def arrow() -> Any:
     """The package that holds tables."""
     return require("pyarrow", extra="audit", purpose="keep the verdicts in a table")
@@ -48,12 +58,18 @@ def build_table(
     verdicts: Verdicts,
     is_mismatch: np.ndarray,
     duplicates: Duplicates,
+    better: BetterFits | None = None,
 ) -> pa.Table:
-    """Put everything that is known of each row side by side; what is not known is null."""
+    """Put everything that is known of each row side by side; what is not known is null.
+
+    Args:
+        better: in words, where `verdicts` cannot name it because it is none of these pairs.
+    """
     pa = arrow()
     identity = _identity(source)
     judged_of_row = _judged_of_row(source, judgeable)
-    verdict = _verdict_columns(judgeable, verdicts, is_mismatch, duplicates, judged_of_row)
+    better = better or _better_of_these(judgeable.pairs, verdicts)
+    verdict = _verdict_columns(verdicts, is_mismatch, duplicates, better, judged_of_row)
     verdict["problem"] = pa.array(_problem_sentences(source, judgeable), type=pa.string())
     own, names = _own_columns(source, identity)
     columns = {**{name: pa.array(identity[name], type=pa.string()) for name in IDENTITY}, **own, **verdict}
@@ -150,16 +166,13 @@ def _judged_of_row(source: Source, judgeable: Judgeable) -> np.ndarray:
 
 
 def _verdict_columns(
-    judgeable: Judgeable,
     verdicts: Verdicts,
     is_mismatch: np.ndarray,
     duplicates: Duplicates,
+    better: BetterFits,
     judged_of_row: np.ndarray,
 ) -> dict[str, Any]:
-    pairs = judgeable.pairs
-    known = was_judged(verdicts)
-    text_rows, images = verdicts.better_text, verdicts.better_image
-    has_text, has_image = text_rows != NOBODY, images != NOBODY
+    known, any_pair = was_judged(verdicts), np.ones(len(verdicts), dtype=bool)
     columns: dict[str, tuple[Sequence[Any] | np.ndarray, np.ndarray]] = {  # values, and where they are known
         "mismatch_score": (verdicts.mismatch_score.astype(np.float64), known),
         "is_mismatch": (is_mismatch, known),
@@ -167,12 +180,9 @@ def _verdict_columns(
         "energy_t2i": (verdicts.energy_t2i, known),
         "rank_i2t": (verdicts.rank_i2t, known),
         "rank_t2i": (verdicts.rank_t2i, known),
-        "better_text": (
-            [pairs.texts[k] for k in text_rows],
-            has_text & np.array([bool(t) for t in pairs.texts]),
-        ),
-        "better_text_id": ([pairs.pair_ids[k] for k in text_rows], has_text),
-        "better_image": ([pairs.image_ids[k] for k in images], has_image),
+        "better_text": (better.text, any_pair),
+        "better_text_id": (better.text_id, any_pair),
+        "better_image": (better.image, any_pair),
         "fold": (verdicts.fold, known),
         "duplicate_text_group": (duplicates.text_group, duplicates.text_group >= 0),
         "duplicate_image_group": (duplicates.image_group, duplicates.image_group >= 0),
@@ -180,10 +190,19 @@ def _verdict_columns(
     return {name: _spread(values, there, judged_of_row) for name, (values, there) in columns.items()}
 
 
+def _better_of_these(pairs: Pairs, verdicts: Verdicts) -> BetterFits:
+    """Texts, ids and images of the better ones, all of them among these pairs; an empty text is none."""
+    return BetterFits(
+        [pairs.texts[k] or None if k != NOBODY else None for k in verdicts.better_text.tolist()],
+        [pairs.pair_ids[k] if k != NOBODY else None for k in verdicts.better_text.tolist()],
+        [pairs.image_ids[k] if k != NOBODY else None for k in verdicts.better_image.tolist()],
+    )
+
+
 def _spread(values: Sequence[Any] | np.ndarray, known: np.ndarray, judged_of_row: np.ndarray) -> Any:
     """One value a row from one a judged pair; null where the row was not judged or the value is not known."""
     pa = arrow()
-    column = pa.array(values)
+    column = pa.array(values, type=pa.string()) if isinstance(values, list) else pa.array(values)
     rows = np.where((judged_of_row != NO_PAIR) & known[judged_of_row], judged_of_row, NO_PAIR)
     return column.take(pa.array(rows, mask=rows == NO_PAIR))
 

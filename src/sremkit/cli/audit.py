@@ -12,6 +12,12 @@ Rows that cannot be read stay in the result, with the reason. Stopped with Ctrl-
 goes on where it stopped. Afterwards:
 
 srem export audits/mine --what keep-list -o keep.txt
+
+Collections of millions of pairs are audited shard by shard, in memory that does not grow with their number:
+
+srem audit shards/ -o audits/large --by-shard
+srem audit shards/ -o audits/large --by-shard --engine ray
+srem audit shards/ -o audits/large --by-shard --task $SLURM_ARRAY_TASK_ID --of 64
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sremkit.cli import by_shard
 from sremkit.cli.progress import StageProgress, duration
 from sremkit.errors import UserError
 
@@ -51,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     instead.add_argument("--text-emb", type=Path, metavar="NPY", help="a vector for each row, for its text")
     instead.add_argument("--run", dest="run_folder", type=Path, metavar="RUN", help="a run's training pairs")
     add_choice(parser)
+    by_shard.add_arguments(parser)
     working = parser.add_argument_group("how the work is done")
     working.add_argument("--encoder", type=Path, metavar="DIR", help="a CLIP or SigLIP model of transformers")
     working.add_argument("--seed", type=int, default=0, help="the same seed gives the same verdicts")
@@ -73,6 +81,11 @@ def run(args: argparse.Namespace) -> None:
     console = Console(highlight=False, markup=False, soft_wrap=True)
     if args.workers is not None and args.workers < 0:
         raise UserError("--workers must be 0 or more")
+    if by_shard.wanted(args):
+        finished = by_shard.run(args, console)
+        if finished is not None:
+            say_what_was_found(console, *finished)
+        return
     audit = open_audit(args)
     rows = audit.source.rows
     console.print(f"{audit.source.pairs.name}: {len(rows):,} rows, {len(audit.source.pairs):,} usable pairs")
@@ -93,7 +106,8 @@ def run(args: argparse.Namespace) -> None:
     except KeyboardInterrupt:
         console.print(f"everything so far is kept in {audit.out}; the same command goes on from here")
         raise
-    _say_what_was_found(console, audit, report)
+    assert audit.out is not None
+    say_what_was_found(console, audit.summary, audit.out, report, audit.was_complete)
 
 
 def open_audit(args: argparse.Namespace) -> Audit:
@@ -118,9 +132,11 @@ def open_audit(args: argparse.Namespace) -> Audit:
     )
 
 
-def _say_what_was_found(console: Console, audit: Audit, report: Path) -> None:
-    summary, out = audit.summary, audit.out
-    if audit.was_complete:
+def say_what_was_found(
+    console: Console, summary: dict[str, Any], out: Path, report: Path, was_complete: bool
+) -> None:
+    """The last screen of an audit."""
+    if was_complete:
         console.print(f"the audit in {out} was complete already")
     else:
         taken = ", ".join(f"{stage} {duration(s)}" for stage, s in summary["seconds"].items())

@@ -1,0 +1,233 @@
+"""An audit by shard finds what a plain one finds, in any number of pieces."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from made_pairs import SMALL, make_pairs
+from sharded import SEED, Watched, small_plan, write_embeddings
+from sremkit.audit.audit import Audit
+from sremkit.audit.by_shard.engines import Engine, plain
+from sremkit.audit.by_shard.plan import Plan
+from sremkit.audit.by_shard.run import Share, audit_by_shard
+from sremkit.audit.by_shard.shards import list_embeddings
+from sremkit.audit.judging import judge
+from sremkit.audit.stages import Choice
+from sremkit.errors import DataError, UserError
+from sremkit.evaluation import detection_metrics
+
+parquet = pytest.importorskip("pyarrow.parquet")
+pytest.importorskip("jinja2")
+
+SHARDS = 5
+IMAGES = 700  # with three captions each
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("sharded")
+    write_embeddings(root, num_images=IMAGES, shards=SHARDS)
+    return root
+
+
+@pytest.fixture(scope="module")
+def plan(root: Path) -> Callable[..., Plan]:
+    shards = list_embeddings(root / "images", root / "texts")
+    return lambda out, **options: small_plan(out, shards, **{"sample": 1200, **options})
+
+
+@pytest.fixture(scope="module")
+def finished(plan, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("finished") / "out"
+    assert audit_by_shard(plan(out)).summary is not None
+    return out
+
+
+def table_of(out: Path):
+    return parquet.read_table(out / "pairs.parquet")
+
+
+def test_it_agrees_with_an_audit_of_one_piece(finished: Path) -> None:
+    pairs, is_wrong = make_pairs(0.3, num_images=IMAGES)
+    whole = judge(pairs, replace(SMALL, seed=SEED))
+    table = table_of(finished)
+    score, called = table["mismatch_score"].to_numpy(), np.array(table["is_mismatch"].to_pylist())
+    found = detection_metrics(is_wrong, score, verdict=called)
+    assert found["auroc"] > detection_metrics(is_wrong, whole.mismatch_score)["auroc"] - 0.01
+    assert found["precision"] > 0.93
+    assert found["recall"] > 0.8
+    assert (
+        called == whole.is_mismatch
+    ).mean() > 0.95  # one pair in twenty may lie on the other side of the line
+    assert np.corrcoef(score, whole.mismatch_score)[0, 1] > 0.9
+
+
+def test_the_summary_counts_all_pairs_and_says_what_was_learnt_from(finished: Path, plan) -> None:
+    outcome = audit_by_shard(plan(finished))
+    assert outcome.was_complete
+    summary = outcome.summary
+    assert summary is not None
+    assert (summary["pairs"], summary["judged"]) == (3 * IMAGES, 3 * IMAGES)
+    assert summary["by_shard"]["shards"] == SHARDS
+    assert summary["by_shard"]["sampled"] == 1200
+    assert summary["mismatches"] == sum(table_of(finished)["is_mismatch"].to_pylist())
+    assert summary["expected_precision"] == pytest.approx(0.95, abs=0.01)
+    assert summary["noise_rate"]["low"] <= 0.3 <= summary["noise_rate"]["high"]
+    assert (finished / "report.html").stat().st_size > 10_000
+
+
+def test_the_columns_are_those_of_a_plain_audit(finished: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    plain_audit = Audit.from_embeddings(rng.normal(size=(30, 4)), rng.normal(size=(30, 4))).find(
+        tmp_path / "a"
+    )
+    assert table_of(finished).schema.names == plain_audit.get_issues().schema.names
+    assert parquet.read_schema(finished / "parts" / "003.parquet").names == table_of(finished).schema.names
+
+
+def test_only_the_merging_calls_mismatches(finished: Path) -> None:
+    part = parquet.read_table(finished / "parts" / "003.parquet")
+    assert part["is_mismatch"].null_count == len(part)
+    assert table_of(finished)["is_mismatch"].null_count == 0
+
+
+def test_pairs_keep_their_order_and_get_ids_of_their_own(finished: Path) -> None:
+    ids = table_of(finished)["id"].to_pylist()
+    assert ids[:2] == ["000/0", "000/1"]
+    assert ids[-1] == f"004/{3 * IMAGES // SHARDS - 1}"
+    assert len(set(ids)) == 3 * IMAGES
+
+
+@pytest.mark.parametrize("after", [2, SHARDS + 3])  # in the middle of the features, and of the judging
+def test_what_was_done_before_an_interruption_is_not_done_again(
+    after: int, plan, finished: Path, tmp_path: Path
+) -> None:
+    first = Watched(breaks_after=after)
+    with pytest.raises(KeyboardInterrupt):
+        audit_by_shard(plan(tmp_path / "out"), engine=first)
+    (tmp_path / "out" / "parts").mkdir(exist_ok=True)
+    (tmp_path / "out" / "parts" / ".partial-004.parquet").write_bytes(b"half")
+    second = Watched()
+    assert audit_by_shard(plan(tmp_path / "out"), engine=second).summary is not None
+    works = [(work, k) for work in ("prepare_shard", "judge_part") for k in range(SHARDS)]
+    assert first.done + second.done == works
+    assert table_of(tmp_path / "out").equals(table_of(finished))
+
+
+def test_two_tasks_and_then_a_plain_command_give_the_same(plan, finished: Path, tmp_path: Path) -> None:
+    out, done = tmp_path / "out", Watched()
+
+    def run(share: Share | None):
+        return audit_by_shard(plan(out), share=share, engine=done)
+
+    first = run(Share(0, 2))
+    assert first.summary is None
+    assert "2 shards still lack their features (001, 003): they belong to other tasks" in first.missing
+    assert not (out / "model").exists()
+    second = run(Share(1, 2))  # finds all features there, so it learns
+    assert second.summary is None
+    assert "3 shards still lack their verdicts (000, 002, 004)" in second.missing
+    assert run(None).summary is not None
+    assert [k for work, k in done.done if work == "prepare_shard"] == [0, 2, 4, 1, 3]
+    assert [k for work, k in done.done if work == "judge_part"] == [1, 3, 0, 2, 4]
+    assert table_of(out).equals(table_of(finished))
+
+
+def test_the_last_of_the_tasks_merges(plan, finished: Path, tmp_path: Path) -> None:
+    outcomes = [
+        audit_by_shard(plan(tmp_path / "out"), share=Share(task, 2)).summary is not None for task in (0, 1, 0)
+    ]
+    assert outcomes == [False, False, True]
+    assert table_of(tmp_path / "out").equals(table_of(finished))
+
+
+@pytest.mark.parametrize("share", [(2, 2), (-1, 2), (0, 0)])
+def test_a_task_that_is_none_of_them_is_a_sentence(share: tuple[int, int]) -> None:
+    with pytest.raises(UserError, match="--task must be a number from 0 to"):
+        Share(*share)
+
+
+def test_another_choice_only_merges_again(plan, finished: Path, tmp_path: Path) -> None:
+    def refuse(work, plan, numbers):
+        assert not numbers
+        return iter(())
+
+    engine: Engine = refuse
+    before = table_of(finished)
+    for choice, expected in (
+        (Choice(fraction=0.1), 210),
+        (Choice(threshold=0.0), 0),
+        (Choice(fraction=1.0), 2100),
+    ):
+        summary = audit_by_shard(plan(finished, choice=choice), engine=engine).summary
+        assert summary is not None
+        assert summary["mismatches"] == pytest.approx(expected, abs=2)
+        assert summary["choice"] == choice.as_dict()
+    audit_by_shard(plan(finished), engine=engine)
+    assert table_of(finished).equals(before)
+
+
+def test_a_changed_shard_is_noticed_and_the_others_keep_their_features(
+    plan, root: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(root, tmp_path / "data")
+    shards = list_embeddings(tmp_path / "data" / "images", tmp_path / "data" / "texts")
+    audit_by_shard(small_plan(tmp_path / "out", shards, sample=600))
+    before = table_of(tmp_path / "out")
+    np.save(shards[2].path, np.load(shards[2].path)[::-1])  # every picture of it is now somebody else's
+    again = Watched()
+    audit_by_shard(small_plan(tmp_path / "out", shards, sample=600), engine=again)
+    assert [k for work, k in again.done if work == "prepare_shard"] == [2]
+    assert [k for work, k in again.done if work == "judge_part"] == list(range(SHARDS))
+    of_shard = slice(2 * 420, 3 * 420)
+    was, now = (
+        np.array(t["is_mismatch"].to_pylist())[of_shard].mean() for t in (before, table_of(tmp_path / "out"))
+    )
+    assert was < 0.4
+    assert now > was + 0.3  # it was 0.72, after 0.27
+
+
+@pytest.mark.parametrize(("shards", "allowed"), [(1, 100), (4, 100), (5, 80), (20, 20), (1000, 16)])
+def test_a_shard_brings_four_times_its_even_share_of_the_sample_at_most(
+    shards: int, allowed: int, plan, tmp_path: Path
+) -> None:
+    first = plan(tmp_path).shards[0]
+    some = [replace(first, name=str(k)) for k in range(shards)]
+    # 4 * 100 / shards, but no more than the sample and no fewer than 16
+    assert small_plan(tmp_path, some, sample=100).allowance == allowed
+
+
+def test_too_few_pairs_get_a_sentence_instead_of_verdicts(tmp_path: Path) -> None:
+    shards, _ = write_embeddings(tmp_path, num_images=20, shards=2)
+    summary = audit_by_shard(small_plan(tmp_path / "out", shards)).summary
+    assert summary is not None
+    assert "60 pairs are too few to learn from" in summary["note"]
+    assert (summary["pairs"], summary["judged"], summary["mismatches"]) == (60, 0, 0)
+    assert table_of(tmp_path / "out")["mismatch_score"].null_count == 60
+
+
+def test_vectors_of_two_widths_are_a_sentence(tmp_path: Path) -> None:
+    shards, _ = write_embeddings(tmp_path, num_images=60, shards=2)
+    np.save(shards[1].path, np.load(shards[1].path)[:, :5])
+    with pytest.raises(DataError, match=r"001\.npy have 5 numbers, those of the shards before it 24"):
+        audit_by_shard(small_plan(tmp_path / "out", shards))
+
+
+def test_the_folder_of_another_audit_is_refused_both_ways(plan, finished: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    one_piece = Audit.from_embeddings(rng.normal(size=(30, 4)), rng.normal(size=(30, 4)))
+    one_piece.find(tmp_path / "plain")
+    with pytest.raises(UserError, match="made without --by-shard"):
+        audit_by_shard(plan(tmp_path / "plain"), engine=plain)
+    with pytest.raises(UserError, match="made with --by-shard"):
+        one_piece.find(finished)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("dear")
+    with pytest.raises(UserError, match=r"holds other files, such as letter\.txt"):
+        audit_by_shard(plan(tmp_path / "other"))

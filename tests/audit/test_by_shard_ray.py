@@ -1,0 +1,89 @@
+"""The same shards by Ray, on a cluster of two workers on this machine: the same verdicts come out."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sharded import small_plan, write_embeddings
+from sremkit.audit.by_shard.run import audit_by_shard
+
+parquet = pytest.importorskip("pyarrow.parquet")
+pytest.importorskip("jinja2")
+if importlib.util.find_spec("ray") is None:
+    pytest.skip("ray is not installed (pip install 'sremkit[scale]')", allow_module_level=True)
+
+TESTS = Path(__file__).parents[1]
+SECONDS = 120  # after which a cluster that hangs is ended
+SCRIPT = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+import ray
+from sharded import small_plan
+from sremkit.audit.by_shard.engines import with_ray
+from sremkit.audit.by_shard.run import audit_by_shard
+from sremkit.audit.by_shard.shards import list_embeddings
+from sremkit.errors import UserError
+
+root, out = Path(sys.argv[1]), Path(sys.argv[2])
+ray.init(num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", logging_level="error")
+try:
+    plan = small_plan(out, list_embeddings(root / "images", root / "texts"), sample=600)
+    assert audit_by_shard(plan, engine=with_ray).summary is not None
+    assert ray.is_initialized()  # a cluster that was there before is left alone
+    try:
+        list(with_ray(fails, plan, [0, 1, 2]))
+    except UserError as sentence:
+        print("said:", sentence)
+finally:
+    ray.shutdown()
+"""
+FAILS = """
+def fails(plan, number):
+    from sremkit.errors import DataError
+    raise DataError(f"shard {number} is no good")
+"""
+
+
+def run_with_ray(*arguments: str) -> str:
+    process = subprocess.Popen(
+        [sys.executable, "-c", FAILS + SCRIPT, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]),
+            "OMP_NUM_THREADS": "1",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_ADDRESS": "",
+        },
+    )
+    try:
+        said, _ = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # the cluster's processes are in the same group
+        said, _ = process.communicate()
+        pytest.fail(f"Ray did not finish within {SECONDS} s: {said[-2000:]}")
+    assert process.returncode == 0, said[-4000:]
+    return said
+
+
+@pytest.mark.alone
+def test_two_ray_workers_find_exactly_what_one_process_finds(tmp_path: Path) -> None:
+    shards, _ = write_embeddings(tmp_path, num_images=400, shards=4)
+    assert audit_by_shard(small_plan(tmp_path / "plain", shards, sample=600)).summary is not None
+    said = run_with_ray(str(tmp_path), str(tmp_path / "ray"))
+    by_ray, by_one = (parquet.read_table(tmp_path / name / "pairs.parquet") for name in ("ray", "plain"))
+    assert by_one["mismatch_score"].null_count == 0
+    assert by_ray.equals(by_one)
+    assert "is no good" in said
+    assert said.count("Traceback") == 0  # a user's mistake stays a sentence
