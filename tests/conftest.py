@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-if not torch.cuda.is_available():  # kernels are then interpreted, which Triton must know before it is imported
+if not torch.cuda.is_available():  # kernels are then interpreted; Triton must know before its import
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 settings.register_profile("steady", deadline=None, derandomize=True)

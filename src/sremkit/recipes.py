@@ -33,7 +33,7 @@ class DataSettings:
     vocabulary: str | None = None  # a published JSON file; built from the training captions when absent
     min_count: int = 4  # words seen less often are unknown
     words: bool = True  # false for models on sentence vectors
-    trusted_images: int = 0  # set aside before the noise, with their captions, for methods that need right pairs
+    trusted_images: int = 0  # set aside with their captions, for methods that need right pairs
 
 
 @dataclass(frozen=True)

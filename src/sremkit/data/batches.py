@@ -22,6 +22,7 @@ class TextEncoder(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
 
+
 LOOKING = 0x100C  # keeps the orders of passes apart from those of training
 
 

@@ -75,7 +75,10 @@ class Blocks(NamedTuple):
 # Half precision, then float32, whose blocks are twice as large in memory. The first ones are what is used
 # without tuning.
 FORWARD = {2: [Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 3), Blocks(128, 32, 8, 4)], 4: [Blocks(64, 32, 8, 2)]}
-BACKWARD = {2: [Blocks(128, 64, 8, 2), Blocks(64, 64, 8, 2), Blocks(128, 32, 8, 2)], 4: [Blocks(32, 32, 8, 2)]}
+BACKWARD = {
+    2: [Blocks(128, 64, 8, 2), Blocks(64, 64, 8, 2), Blocks(128, 32, 8, 2)],
+    4: [Blocks(32, 32, 8, 2)],
+}
 
 
 @jit(do_not_specialize=["num_words"])
