@@ -76,7 +76,7 @@ def _judge_folds(
                 readable[fold_of != number],
                 settings,
                 seed=seed,
-                on_step=_steps(progress, number, settings),
+                on_step=steps_of_part(progress, number, settings),
             )
             fold = judge_fold(vectors, groups, witnesses, readable[fold_of == number], settings, seed=seed)
             store.save(number, fold)
@@ -86,9 +86,10 @@ def _judge_folds(
     return judged
 
 
-def _steps(
+def steps_of_part(
     progress: Progress | None, number: int, settings: JudgingSettings
 ) -> Callable[[int, int], None] | None:
+    """What tells of the steps while the witnesses of a fold learn, or None where nobody listens."""
     if progress is None:
         return None
     what = f"learning for part {number + 1} of {settings.folds}"

@@ -26,9 +26,9 @@ class Scorer(Protocol):
 class Pairing(NamedTuple):
     """Which image each text was given with, and how to change it."""
 
-    image_of_text: Tensor  # (num_pairs,)
-    encode_all: Callable[[], tuple[Matcher, EncodedPairs]]
-    give_images: Callable[[Tensor], None]
+    image_of_text: Tensor  # (num_pairs,) as given
+    encode_all: Callable[[], tuple[Matcher, EncodedPairs]]  # by the model that counts, and that model
+    give_images: Callable[[Tensor], None]  # from now on the texts come with these images
 
 
 @dataclass(frozen=True)
@@ -42,23 +42,13 @@ class Surroundings:
         None  # each training pair once, in an order of this number
     )
     trusted: Batches | None = None  # pairs known to be right, set aside from the training data
-    image_of_text: Tensor | None = None  # (num_pairs,) the images that the texts were given with
-    encode_all: Callable[[], tuple[Matcher, EncodedPairs]] | None = None  # by the model that counts, and it
-    give_images: Callable[[Tensor], None] | None = None  # from now on the texts come with these images
+    pairing: Pairing | None = None  # for a method that gives texts other images
 
     def whole(self) -> tuple[Matcher, Callable[[int], Iterator[Batch]]]:
         """The matcher and the passes over all pairs, for a method that cannot do without."""
         if self.matcher is None or self.every_pair is None:
             raise ValueError("this method passes over all pairs; start it with the matcher and the passes")
         return self.matcher, self.every_pair
-
-    def pairing(self) -> Pairing:
-        """What it takes to give texts other images, for a method that does."""
-        if self.image_of_text is None or self.encode_all is None or self.give_images is None:
-            raise ValueError(
-                "this method gives texts other images; start it with the pairing and how to change it"
-            )
-        return Pairing(self.image_of_text, self.encode_all, self.give_images)
 
 
 class Method:
@@ -107,4 +97,4 @@ def build_method(name: str, **options: Any) -> Method:
     return METHODS[name](**options)
 
 
-__all__ = ["METHODS", "Method", "Scorer", "Surroundings", "build_method"]
+__all__ = ["METHODS", "Method", "Pairing", "Scorer", "Surroundings", "build_method"]

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sremkit.data.batch import Batch
-from sremkit.methods import METHODS, Method, Scorer, Surroundings
+from sremkit.methods import METHODS, Method, Pairing, Scorer, Surroundings
 from sremkit.methods.mixture import fit_two_normals
 from sremkit.methods.rematching import find_partners
 from sremkit.objectives import Loss, complementary
@@ -68,22 +68,22 @@ class SREMPlus(Method):
         self.belief = torch.zeros(0)
         self.rematched = torch.zeros(0, dtype=torch.bool)
         self.image_of_text = torch.zeros(0, dtype=torch.int64)  # with which the texts come now
-        self.surroundings: Surroundings | None = None
+        self.pairing: Pairing | None = None
 
     def start(self, surroundings: Surroundings) -> None:
         num_pairs, device = surroundings.num_pairs, surroundings.device
         self.memory = torch.full((num_pairs,), float("nan"), device=device)
         self.belief = torch.ones(num_pairs, device=device)
         self.rematched = torch.zeros(num_pairs, dtype=torch.bool, device=device)
-        self.surroundings = surroundings
-        if surroundings.image_of_text is not None:
-            self.image_of_text = surroundings.image_of_text
+        self.pairing = surroundings.pairing
+        if self.pairing is not None:
+            self.image_of_text = self.pairing.image_of_text
 
     def begin_epoch(self, epoch: int, *, warmup: bool) -> None:
         """Let the texts that are not believed find their images."""
         if warmup or self.rematch_among == 0:
             return
-        given, encode_all, give_images = self._surroundings().pairing()
+        given, encode_all, give_images = self._pairing()
         matcher, encoded = encode_all()
         partners = find_partners(matcher, *encoded, among=self.rematch_among)
         rematched = (self.belief.cpu() < 0.5) & partners.is_mutual & (partners.image != given)
@@ -143,12 +143,12 @@ class SREMPlus(Method):
         if self.rematch_among > 0:
             self.rematched = state["rematched"].to(self.rematched.device)
             self.image_of_text = state["image_of_text"].cpu()
-            self._surroundings().pairing().give_images(self.image_of_text)
+            self._pairing().give_images(self.image_of_text)
 
-    def _surroundings(self) -> Surroundings:
-        if self.surroundings is None:
-            raise ValueError("start the method before it is used")
-        return self.surroundings
+    def _pairing(self) -> Pairing:
+        if self.pairing is None:
+            raise ValueError("re-matching gives texts other images; start the method with the pairing")
+        return self.pairing
 
     def _remember(self, logits: Tensor, pair_id: Tensor, *, as_given: Tensor) -> None:
         """Remember what this batch says of the pairs that came as they were given."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from sremkit.data.batch import Batch
 from sremkit.data.batches import Batches
 from sremkit.errors import UserError
-from sremkit.methods import Method, Surroundings
+from sremkit.methods import Method, Pairing, Surroundings
 from sremkit.models.encoding import encode_everything
 from sremkit.models.matcher import Matcher
 from sremkit.objectives import Loss, Terms
@@ -166,9 +166,11 @@ class Trainer:
             matcher=self.matcher,
             every_pair=lambda round_: (batch.to(self.device) for batch in self.batches.every_pair(round_)),
             trusted=self.trusted,
-            image_of_text=torch.from_numpy(self.batches.pairs.image_of_text),
-            encode_all=lambda: (self.evaluated, encode_everything(self.evaluated, self.batches)),
-            give_images=self._give_images,
+            pairing=Pairing(
+                image_of_text=torch.from_numpy(self.batches.pairs.image_of_text),
+                encode_all=lambda: (self.evaluated, encode_everything(self.evaluated, self.batches)),
+                give_images=self._give_images,
+            ),
         )
 
     def _give_images(self, image_of_text: Tensor) -> None:

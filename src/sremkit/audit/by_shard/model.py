@@ -8,7 +8,7 @@ candidates of that fold.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,7 @@ from sremkit.audit.by_shard.sample import Sample, fold_of
 from sremkit.audit.competition import Competition, Say, Standing, Witness, join_encoded
 from sremkit.audit.fold_judging import Groups, Hearing, hear_witnesses, learn_witnesses
 from sremkit.audit.folds import group_lookalikes
-from sremkit.audit.judging import too_little
+from sremkit.audit.judging import Progress, steps_of_part, too_little
 from sremkit.audit.judging_settings import JudgingSettings
 from sremkit.audit.scores import BELIEVED, FittedScores, fit_scores, scale_of
 from sremkit.audit.surely_wrong import number_texts
@@ -28,8 +28,6 @@ from sremkit.audit.verdicts import NOBODY
 
 LARGEST_POOL = 5_000  # pairs of a fold among which better texts and images are sought
 FEWEST_IN_A_FOLD = 10
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +158,7 @@ def learn(
             _others(image_of_text, groups, fold_of_image, number),
             settings,
             seed=seed,
-            on_step=_steps(progress, number, settings),
+            on_step=steps_of_part(progress, number, settings),
         )
         hearing = hear_witnesses(vectors, groups, witnesses, here, settings, seed=seed, num_images=num_images)
         of_given = hearing.competition.standing(image_of_text[here], here).statistic
@@ -212,12 +210,3 @@ def _numbers_of(pool_key: np.ndarray, image_key: np.ndarray) -> np.ndarray:
     # Within the pool a picture can come twice, with several captions: its first number counts.
     _, first, member = np.unique(pool_key, return_index=True, return_inverse=True)
     return np.where(same, order[place], len(image_key) + first[member.reshape(-1)]).astype(np.int64)
-
-
-def _steps(
-    progress: Progress | None, number: int, settings: JudgingSettings
-) -> Callable[[int, int], None] | None:
-    if progress is None:
-        return None
-    what = f"learning for part {number + 1} of {settings.folds}"
-    return lambda done, total: progress(what, done, total)
