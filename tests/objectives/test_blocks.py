@@ -33,6 +33,36 @@ def test_the_size_of_a_block_does_not_matter(rows: int, ids: torch.Tensor | None
     torch.testing.assert_close(gradient, whole_gradient, rtol=1e-10, atol=1e-15)
 
 
+@pytest.mark.parametrize("ids", SHARED_IMAGES.values(), ids=SHARED_IMAGES.keys())
+def test_blocks_find_the_clean_pairs_whether_or_not_the_greatest_logit_settles_it(
+    ids: torch.Tensor | None, monkeypatch
+) -> None:
+    """Energies are only summed up where the greatest logit of a row leaves the verdict open."""
+    F = random_logits(130) - 2
+    F.diagonal().add_(torch.linspace(0, 9, 130, dtype=F.dtype))
+    looked_at, logsumexp = [], torch.Tensor.logsumexp
+    for threshold in (-6.0, -3.0, 0.0, 3.0):
+        criterion = SREM(threshold=threshold)
+        whole = criterion(F, image_ids=ids)
+        with monkeypatch.context() as patched:
+            patched.setattr(blocks, "_rows_a_block", lambda matrix: 40)
+            patched.setattr(
+                torch.Tensor, "logsumexp", lambda x, dim: looked_at.append(len(x)) or logsumexp(x, dim=dim)
+            )
+            parts = criterion(F, image_ids=ids)
+        assert torch.equal(parts.clean_i2t, whole.clean_i2t)
+        assert torch.equal(parts.clean_t2i, whole.clean_t2i)
+        torch.testing.assert_close(parts.energy_i2t, whole.energy_i2t, rtol=1e-12, atol=0)
+    assert 0 < sum(looked_at) < 4 * 2 * 130  # some rows were open in some direction, and not all
+
+
+def test_the_gradient_is_scaled_by_what_stands_behind_the_objective() -> None:
+    F = random_logits(12).requires_grad_()
+    (once,) = torch.autograd.grad(SREM()(F).total, F)
+    (thrice,) = torch.autograd.grad(3 * SREM()(F).total, F)
+    torch.testing.assert_close(thrice, 3 * once, rtol=1e-12, atol=0)
+
+
 def test_large_matrices_are_taken_in_blocks_and_small_ones_whole() -> None:
     assert RowBlocks(torch.empty(128, 128), num_buffers=0).rows_a_block == 128
     large = torch.empty(1 << 14, device="meta").expand(1 << 14, 1 << 14)
@@ -48,6 +78,9 @@ def test_the_first_maximum_is_found_as_torch_finds_it(columns: int) -> None:
         expected = block.max(dim=1)
         assert torch.equal(value, expected.values)
         assert torch.equal(place, (block == expected.values[:, None]).int().argmax(1))
+        turned = first_max(block.T.contiguous().T)
+        assert torch.equal(turned[0], value)
+        assert torch.equal(turned[1], place)
 
 
 def test_rows_and_columns_are_loaded_and_delivered_to_their_place() -> None:
@@ -58,5 +91,6 @@ def test_rows_and_columns_are_loaded_and_delivered_to_their_place() -> None:
             block, scratch = walk.buffers(rows)
             loaded = walk.load(rows, into=block, scratch=scratch).clone()
             assert torch.equal(loaded, (matrix.T if walk.transposed else matrix)[rows])
+            assert torch.equal(walk.glance(rows), loaded)
             walk.deliver(target, rows, loaded, scratch=scratch)
     assert torch.equal(target, 2 * matrix)  # columns are written, rows are added

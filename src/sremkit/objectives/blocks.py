@@ -23,11 +23,15 @@ class Blocks(Protocol):
 
     @property
     def single(self) -> bool: ...
+    @property
+    def on_cpu(self) -> bool: ...
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[slice]: ...
     def buffers(self, rows: slice) -> list[Tensor]: ...
     def load(self, rows: slice, into: Tensor, scratch: Tensor) -> Tensor: ...
+    def glance(self, rows: slice) -> Tensor: ...
     def deliver(self, target: Any, rows: slice, values: Tensor, scratch: Tensor) -> None: ...
+    def join(self, parts: tuple[Tensor, ...]) -> Tensor: ...
 
 
 class RowBlocks:
@@ -58,6 +62,10 @@ class RowBlocks:
         """Whether one block holds the whole matrix."""
         return self.rows_a_block == len(self.matrix)
 
+    @property
+    def on_cpu(self) -> bool:
+        return self.matrix.device.type == "cpu"
+
     def __len__(self) -> int:
         return len(self.matrix)
 
@@ -79,12 +87,23 @@ class RowBlocks:
         narrow = scratch.view(len(self.matrix), -1)  # (b, k)
         return into.copy_(narrow.copy_(self.matrix[:, rows]).T)
 
+    def glance(self, rows: slice) -> Tensor:
+        """A copy (k, b) of the block's rows to be searched. Those of the transpose are not turned around, which costs
+        as much as two softmaxes, but only looked at as if they were."""
+        if not self.transposed:
+            return self.buffers(rows)[0].copy_(self.matrix[rows])
+        return self.buffers(rows)[0].view(len(self.matrix), -1).copy_(self.matrix[:, rows]).T
+
     def deliver(self, target: Tensor, rows: slice, values: Tensor, scratch: Tensor) -> None:
         """Bring the block's `values` to their place: columns come first and are written, rows are added."""
         if self.transposed:
             target[:, rows].copy_(scratch.view(len(self.matrix), -1).copy_(values.T))
         else:
             target[rows].add_(values)
+
+    def join(self, parts: tuple[Tensor, ...]) -> Tensor:
+        """(b,) what was found for the rows of each block."""
+        return torch.cat(parts)
 
 
 def _rows_a_block(matrix: Tensor) -> int:
@@ -104,10 +123,16 @@ def first_max(block: Tensor) -> tuple[Tensor, Tensor]:
     if block.device.type != "cpu" or size % _GROUP or torch.compiler.is_compiling():
         value, place = block.max(dim=1)
         return value, place
-    groups = block.view(len(block), -1, _GROUP)
-    value, group = groups.amax(dim=2).max(dim=1)
+    groups = block.unflatten(1, (-1, _GROUP))  # (k, b / _GROUP, _GROUP)
+    highest = groups.amax(dim=2) if block.is_contiguous() else _highest_below(block)
+    value, group = highest.max(dim=1)
     members = groups.gather(1, group[:, None, None].expand(-1, 1, _GROUP)).squeeze(1)  # (k, _GROUP)
     return value, group * _GROUP + members.argmax(dim=1)
+
+
+def _highest_below(block: Tensor) -> Tensor:
+    """The maximum of each group in a transposed view, ten times faster than along its rows."""
+    return block.T.unflatten(0, (-1, _GROUP)).amax(dim=1).T
 
 
 def set_pairs(block: Tensor, rows: slice, value: Tensor | float) -> None:

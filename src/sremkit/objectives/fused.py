@@ -17,16 +17,17 @@ where the sums leave phi out; that of the energy is -P.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from sremkit.objectives.blocks import Blocks, RowBlocks, add_at, first_max, set_at, set_pairs, take_at
+from sremkit.objectives.blocks import Blocks, RowBlocks, add_at, set_at, set_pairs, take_at
 from sremkit.objectives.candidates import count_valid, low
 from sremkit.objectives.energy import energy_bound, mean_over
 from sremkit.objectives.entropy import scaled_entropy
+from sremkit.objectives.survey import RowMask, logsumexp, survey
 
 
 class Plan(NamedTuple):
@@ -67,28 +68,34 @@ class Outcome(NamedTuple):
     gradient: Tensor  # (0, 0) where none was asked for
 
 
-class RowMask(Protocol):
-    """A (b, b) mask of which rows can be had."""
-
-    def __getitem__(self, rows: slice, /) -> Tensor: ...
-
-
 class Queries(NamedTuple):
     """What the second pass has to know about each row; every tensor is (b,)."""
 
     positive: Tensor  # F_ii
     hard: Tensor  # F_i,phi(i)
     hard_index: Tensor  # phi(i)
-    rest: Tensor  # logsumexp over the row without phi(i)
-    p_hard: Tensor  # P_i,phi(i)
-    p_rest: Tensor  # u, that is 1 - P_i,phi(i) without its rounding
-    log_p_rest: Tensor
+    rest: Tensor  # logsumexp over the row without phi(i); in a single block alone it is right in every row
+    clean: Tensor  # bool
     used: Tensor  # bool: the hard negative is no complementary label
     label_scale: Tensor  # B - 1, or 0 where no label is left
-    energy_slope: Tensor  # derivative of the total by the energy
+    num_alike: Tensor  # how many pairs are clean, or are not, as this one
 
     def of(self, rows: slice) -> Queries:
         return Queries(*(per_row[rows] for per_row in self))
+
+
+class Split(NamedTuple):
+    """A row's probability between the hardest negative and the others; every tensor is (k,)."""
+
+    p_hard: Tensor  # P_i,phi(i)
+    p_rest: Tensor  # u, that is 1 - P_i,phi(i) without its rounding
+    log_p_hard: Tensor
+    log_p_rest: Tensor
+
+
+def split(hard: Tensor, rest: Tensor) -> Split:
+    lead = hard - rest
+    return Split(lead.sigmoid(), (-lead).sigmoid(), logsigmoid(lead), logsigmoid(-lead))
 
 
 class Direction(NamedTuple):
@@ -166,11 +173,9 @@ def direction(
         candidates: (b,) how many count.
         gradient: where the blocks deliver the gradient, or None.
     """
-    surveys = [_survey(blocks, rows, excluded) for rows in blocks]
-    positive, hard, hard_index, rest = (torch.cat(parts) for parts in zip(*surveys, strict=True))
-
-    energy = -torch.logaddexp(rest, hard)
-    clean = (positive > hard) & (energy < plan.threshold)
+    surveys = [survey(blocks, rows, excluded, plan.threshold) for rows in blocks]
+    positive, hard, hard_index, rest = (blocks.join(parts) for parts in zip(*surveys, strict=True))
+    clean = (positive > hard) & (-torch.logaddexp(rest, hard) < plan.threshold)
     clean = clean if plan.filtration else torch.ones_like(clean)
     used = clean if plan.exclude_used else torch.zeros_like(clean)
     queries = Queries(
@@ -178,38 +183,20 @@ def direction(
         hard,
         hard_index,
         rest,
-        p_hard=(hard - rest).sigmoid(),
-        p_rest=(rest - hard).sigmoid(),
-        log_p_rest=logsigmoid(rest - hard),
+        clean,
         used=used,
         label_scale=(candidates - 1).where(candidates - 1 > used.to(candidates.dtype), 0.0),
-        energy_slope=_energy_slope(energy, clean, plan),
+        num_alike=clean.sum().where(clean, (~clean).sum()),
     )
 
     finished = [_finish(blocks, rows, excluded, queries.of(rows), plan, gradient) for rows in blocks]
-    rest_entropy, loss = (torch.cat(parts) for parts in zip(*finished, strict=True))
-    entropy = queries.p_rest * (rest_entropy - queries.log_p_rest) - queries.p_hard * logsigmoid(hard - rest)
+    rest, rest_entropy, loss = (blocks.join(parts) for parts in zip(*finished, strict=True))
+    energy = -torch.logaddexp(rest, hard)
+    row = split(hard, rest)
+    entropy = row.p_rest * (rest_entropy - row.log_p_rest) - row.p_hard * row.log_p_hard
     unsatisfied = (plan.margin - positive.sigmoid() + hard.sigmoid() > 0) & plan.weighting
     weight = 1 - scaled_entropy(entropy, candidates).where(unsatisfied, 0.0)
     return Direction(positive, hard, hard_index, candidates > 1, energy, clean, weight, loss.mean())
-
-
-def _survey(blocks: Blocks, rows: slice, excluded: RowMask | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """F_ii, the hardest negative with its place, and the logsumexp of the others, for a block of rows."""
-    block, share, *_ = blocks.buffers(rows)
-    nothing = low(block.dtype)
-    blocks.load(rows, into=block, scratch=share)
-    if excluded is not None:
-        block.masked_fill_(excluded[rows], nothing)
-    positive = block.diagonal(rows.start).clone()
-    set_pairs(block, rows, nothing)
-    hard, hard_index = first_max(block)
-    set_at(block, hard_index, nothing)
-    set_pairs(block, rows, positive)
-    torch.softmax(block, dim=1, out=share)
-    # The logsumexp at the price of a softmax, which is lower.
-    rest = block.amax(dim=1) - share.amax(dim=1).log()
-    return positive, hard, hard_index, rest
 
 
 def _finish(
@@ -219,8 +206,8 @@ def _finish(
     queries: Queries,
     plan: Plan,
     gradient: Any,
-) -> tuple[Tensor, Tensor]:
-    """Entropy without phi and complementary loss (k,) of a block of rows; its gradient goes to `gradient`."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Logsumexp and entropy without phi, and complementary loss (k,); the gradient goes to `gradient`."""
     block, share, labels, work = blocks.buffers(rows)
     if not blocks.single:  # a single block is still in the buffers as the survey left it
         blocks.load(rows, into=block, scratch=share)
@@ -229,32 +216,35 @@ def _finish(
         set_at(block, queries.hard_index, low(block.dtype))
         set_pairs(block, rows, queries.positive)  # in a row without a negative, phi may be the pair itself
         torch.softmax(block, dim=1, out=share)
+    rest = queries.rest if blocks.single else logsumexp(block, share)
+    row = split(queries.hard, rest)
+    slope = _energy_slope(-torch.logaddexp(rest, queries.hard), queries, plan)
     if plan.complementary:
         _select(torch.sigmoid(block, out=labels), work, rows, excluded, queries, plan)
-    rest_entropy = -block.sub_(queries.rest[:, None]).mul_(share).sum(dim=1)
+    rest_entropy = -block.sub_(rest[:, None]).mul_(share).sum(dim=1)
 
     if not plan.complementary:
         if gradient is not None:
-            share.mul_((-queries.energy_slope * queries.p_rest)[:, None])
-            add_at(share, queries.hard_index, -queries.energy_slope * queries.p_hard)
+            share.mul_((-slope * row.p_rest)[:, None])
+            add_at(share, queries.hard_index, -slope * row.p_hard)
             blocks.deliver(gradient, rows, share, scratch=work)
-        return rest_entropy, torch.zeros_like(rest_entropy)
+        return rest, rest_entropy, torch.zeros_like(rest_entropy)
 
-    negative_p = torch.mul(share, -queries.p_rest[:, None], out=work)
+    negative_p = torch.mul(share, -row.p_rest[:, None], out=work)
     set_pairs(negative_p, rows, 0.0)
     label_hard = take_at(labels, queries.hard_index)
     log_rest = torch.log1p(negative_p, out=block).mul_(labels).sum(dim=1)
-    loss = -queries.label_scale * (log_rest + label_hard * queries.log_p_rest)
+    loss = -queries.label_scale * (log_rest + label_hard * row.log_p_rest)
     if gradient is not None:
         push = labels.mul_(share).div_(negative_p.add_(1))  # Q share / (1 - P), that is G / (c u)
-        pushed = queries.p_rest * push.sum(dim=1)
+        pushed = row.p_rest * push.sum(dim=1)
         scale = queries.label_scale * (plan.complementary_weight / len(blocks))
-        pull = queries.p_rest * (scale * pushed + queries.energy_slope) + scale * label_hard * queries.p_hard
-        push.mul_((scale * queries.p_rest)[:, None]).addcmul_(share, pull[:, None], value=-1)
-        by_hard = queries.p_hard * (scale * (label_hard - pushed) - queries.energy_slope)
+        pull = row.p_rest * (scale * pushed + slope) + scale * label_hard * row.p_hard
+        push.mul_((scale * row.p_rest)[:, None]).addcmul_(share, pull[:, None], value=-1)
+        by_hard = row.p_hard * (scale * (label_hard - pushed) - slope)
         add_at(push, queries.hard_index, by_hard)
         blocks.deliver(gradient, rows, push, scratch=work)
-    return rest_entropy, loss
+    return rest, rest_entropy, loss
 
 
 def _select(
@@ -278,11 +268,10 @@ def _select(
     torch.softmax(likelihood, dim=1, out=scores)
 
 
-def _energy_slope(energy: Tensor, clean: Tensor, plan: Plan) -> Tensor:
-    """Derivative (b,) of the weighted energy bound by each energy."""
-    by_clean = (energy - plan.clean_margin).relu() / clean.sum().clamp_min(1)
-    by_noisy = (plan.noisy_margin - energy).relu() / (~clean).sum().clamp_min(1)
-    return 2 * plan.energy_weight * by_clean.where(clean, -by_noisy)
+def _energy_slope(energy: Tensor, queries: Queries, plan: Plan) -> Tensor:
+    """Derivative (k,) of the weighted energy bound by each energy."""
+    excess = (energy - plan.clean_margin).relu().where(queries.clean, -(plan.noisy_margin - energy).relu())
+    return 2 * plan.energy_weight * excess / queries.num_alike
 
 
 def rank(queries: Direction, weight: Tensor, plan: Plan) -> Ranking:

@@ -11,18 +11,22 @@ numbers a row. A second pass computes them again, and multiplies their gradient 
 The other direction does the same with some columns of F. So the steps are those of `fused`, which is told
 where its rows come from and where their gradient goes. Memory grows with b, not with its square; each direction
 costs four products of embeddings.
+
+Across processes each one brings some pairs. The embeddings are gathered once; a process computes an even share
+of the rows, and of the columns; the numbers of each row are put together in between, and the products of the
+gradient are added up at the end. Every process then has the same objective, and the gradient of its own pairs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from sremkit.objectives.embedding_blocks import EmbeddingBlocks, Gradients, SharedImages
 from sremkit.objectives.fused import Direction, Outcome, Plan, Ranking, direction, outcome, rank
-from sremkit.objectives.precision import product
+from sremkit.objectives.processes import Share, share_alone, share_of_group
 from sremkit.objectives.srem import SREM, all_finite, as_embeddings
 from sremkit.objectives.terms import Terms
 
@@ -37,10 +41,16 @@ class TiledSREM(SREM):
 
     Args:
         block_numbers: how many logits are computed at once; by default 2^25 on a device and 2^21 on a CPU.
+        across_processes: every process of the default group gives its own pairs, any number of them, and the
+            objective and the statistics are those of the joined batch, in the order of the ranks. Parameters
+            get the gradient of one process on the joined batch when their gradients are *summed* over
+            processes; scale and bias likewise.
         settings: those of SREM. The printed reading is not to be had: it multiplies (b, b) matrices.
     """
 
-    def __init__(self, *, block_numbers: int | None = None, **settings: Any) -> None:
+    def __init__(
+        self, *, block_numbers: int | None = None, across_processes: bool = False, **settings: Any
+    ) -> None:
         super().__init__(**settings)
         if self.reading == "printed":
             raise ValueError(
@@ -49,6 +59,7 @@ class TiledSREM(SREM):
         if block_numbers is not None and block_numbers < 1:
             raise ValueError(f"block_numbers must be positive, got {block_numbers}")
         self.block_numbers = block_numbers
+        self.across_processes = across_processes
 
     def from_embeddings(
         self,
@@ -69,123 +80,45 @@ class TiledSREM(SREM):
         scale, bias = (
             torch.as_tensor(x, dtype=image_emb.dtype, device=image_emb.device) for x in (scale, bias)
         )
-        given = (image_emb, text_emb, scale.reshape(1), bias.reshape(1))
-        if self.check_finite and not all(all_finite(x) for x in given):
+        share = share_alone(len(image_emb))
+        if self.across_processes:
+            share = share_of_group(len(image_emb), image_emb.device)
+        joined = Joined(
+            share.gather_own(image_emb),
+            share.gather_own(text_emb),
+            None if image_ids is None else share.gather_own(image_ids.to(image_emb.device)),
+            share,
+        )
+        # What was gathered is looked at, so that all processes stop and none waits for another.
+        looked_at = (joined.image_emb, joined.text_emb, scale.reshape(1), bias.reshape(1))
+        if self.check_finite and not all(all_finite(x) for x in looked_at):
             raise ValueError(
                 "embeddings, scale or bias hold NaN or infinite values; look for a division by a zero norm or "
                 "too high a learning rate (check_finite=False switches this check off)"
             )
-        plan = self._plan(warmup)
+        given = (image_emb, text_emb, scale, bias)
         with torch.autocast(device_type=image_emb.device.type, enabled=False):
-            found, total = _weighted_sum(
-                image_emb, text_emb, scale, bias, image_ids, plan, self.block_numbers
-            )
+            found, total = _weighted_sum(given, joined, self._plan(warmup), self.block_numbers)
         return self._as_terms(found, total, warmup)
 
 
-class Gradients(NamedTuple):
-    """What the gradient of the logits is multiplied into."""
+class Joined(NamedTuple):
+    """The embeddings of all processes, detached."""
 
-    times_texts: Tensor  # (b, d): G Y
-    times_images: Tensor  # (b, d): Gᵀ X
-    total: Tensor  # (): sum of G
-
-
-class EmbeddingBlocks:
-    """Rows of the logits, or with `transposed` of their transpose, computed from embeddings when asked for."""
-
-    def __init__(
-        self,
-        rows: Tensor,
-        columns: Tensor,
-        scale: Tensor,
-        bias: Tensor,
-        *,
-        rows_a_block: int,
-        buffers: list[Tensor] | None = None,
-        transposed: bool = False,
-    ) -> None:
-        self.rows, self.columns, self.scale, self.bias = rows, columns, scale, bias
-        self.rows_a_block = rows_a_block
-        self.transposed = transposed
-        if buffers is None:
-            buffers = [rows.new_empty(rows_a_block * len(rows)) for _ in range(4)]
-        self._buffers = buffers
-
-    @property
-    def T(self) -> EmbeddingBlocks:  # noqa: N802 (as for a tensor)
-        """The blocks of the transpose, with the same buffers."""
-        return EmbeddingBlocks(
-            self.columns,
-            self.rows,
-            self.scale,
-            self.bias,
-            rows_a_block=self.rows_a_block,
-            buffers=self._buffers,
-            transposed=not self.transposed,
-        )
-
-    @property
-    def single(self) -> bool:
-        return self.rows_a_block == len(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __iter__(self) -> Iterator[slice]:
-        for start in range(0, len(self), self.rows_a_block):
-            yield slice(start, min(start + self.rows_a_block, len(self)))
-
-    def buffers(self, rows: slice) -> list[Tensor]:
-        return [
-            buffer[: (rows.stop - rows.start) * len(self)].view(-1, len(self)) for buffer in self._buffers
-        ]
-
-    def load(self, rows: slice, into: Tensor, scratch: Tensor) -> Tensor:
-        return into.copy_(product(self.rows[rows], self.columns.T)).mul_(self.scale).add_(self.bias)
-
-    def deliver(self, target: Gradients, rows: slice, values: Tensor, scratch: Tensor) -> None:
-        """Multiply a block of the gradient into what is known of it."""
-        of_rows, of_columns = target.times_texts, target.times_images
-        if self.transposed:
-            of_rows, of_columns = of_columns, of_rows
-        of_rows[rows] += product(values, self.columns)
-        of_columns += product(values.T, self.rows[rows])
-        target.total.add_(values.sum())
-
-
-class SharedImages:
-    """Rows of the mask of pairs that share their image without being the same pair."""
-
-    def __init__(self, image_ids: Tensor) -> None:
-        self.image_ids = image_ids
-
-    def __getitem__(self, rows: slice) -> Tensor:
-        same = self.image_ids[rows, None] == self.image_ids
-        same.diagonal(rows.start).fill_(False)
-        return same
-
-    def candidates(self, dtype: torch.dtype) -> Tensor:
-        """(b,) how many candidates each row has: all but those that share its image."""
-        _, which, counts = self.image_ids.unique(return_inverse=True, return_counts=True)
-        return (len(self.image_ids) + 1 - counts[which]).to(dtype)
+    image_emb: Tensor  # (b, d)
+    text_emb: Tensor  # (b, d)
+    image_ids: Tensor | None  # (b,)
+    share: Share
 
 
 @torch.no_grad()
 def evaluate_tiled(
-    image_emb: Tensor,
-    text_emb: Tensor,
-    scale: Tensor,
-    bias: Tensor,
-    image_ids: Tensor | None,
-    plan: Plan,
-    *,
-    rows_a_block: int,
-    with_gradient: bool,
+    joined: Joined, scale: Tensor, bias: Tensor, plan: Plan, *, rows_a_block: int, with_gradient: bool
 ) -> tuple[Outcome, Gradients | None]:
     """Every term of the plan, unweighted, and the gradient of their weighted sum."""
-    blocks = EmbeddingBlocks(image_emb, text_emb, scale, bias, rows_a_block=rows_a_block)
-    shared = None if image_ids is None else SharedImages(image_ids.to(image_emb.device))
+    image_emb, text_emb, image_ids, share = joined
+    blocks = EmbeddingBlocks(image_emb, text_emb, scale, bias, rows_a_block=rows_a_block, share=share)
+    shared = None if image_ids is None else SharedImages(image_ids)
     candidates = torch.full_like(image_emb[:, 0], len(image_emb))
     if shared is not None:
         candidates = shared.candidates(image_emb.dtype)
@@ -196,6 +129,7 @@ def evaluate_tiled(
     i2t = direction(blocks, shared, candidates, plan, target)
     rank_i2t, rank_t2i = rank(i2t, t2i.weight, plan), rank(t2i, i2t.weight, plan)
     if target is not None:
+        share.add_up(*target)
         _add_ranking(
             i2t, rank_i2t, image_emb, text_emb, target.times_texts, target.times_images, target.total
         )
@@ -223,26 +157,19 @@ def _add_ranking(
 
 
 def _weighted_sum(
-    image_emb: Tensor,
-    text_emb: Tensor,
-    scale: Tensor,
-    bias: Tensor,
-    image_ids: Tensor | None,
-    plan: Plan,
-    block_numbers: int | None,
+    given: tuple[Tensor, Tensor, Tensor, Tensor], joined: Joined, plan: Plan, block_numbers: int | None
 ) -> tuple[Outcome, Tensor]:
-    """Every term of the plan, detached, and their weighted sum with its gradient."""
-    given = (image_emb, text_emb, scale, bias)
+    """Every term of the plan, detached, and their weighted sum with its gradient by what was given."""
+    size, share = len(joined.image_emb), joined.share
     if block_numbers is None:
-        block_numbers = _CPU_NUMBERS if image_emb.device.type == "cpu" else _DEVICE_NUMBERS
+        block_numbers = _CPU_NUMBERS if joined.image_emb.device.type == "cpu" else _DEVICE_NUMBERS
+    _, _, scale, bias = given
     found, target = evaluate_tiled(
-        image_emb.detach(),
-        text_emb.detach(),
+        joined,
         scale.detach(),
         bias.detach(),
-        image_ids,
         plan,
-        rows_a_block=min(len(image_emb), max(1, block_numbers // len(image_emb))),
+        rows_a_block=max(1, min(share.rows.stop - share.rows.start, block_numbers // size)),
         with_gradient=torch.is_grad_enabled() and any(x.requires_grad for x in given),
     )
     total = (
@@ -250,7 +177,12 @@ def _weighted_sum(
         + plan.energy_weight * (found.energy_bound_i2t + found.energy_bound_t2i)
         + plan.complementary_weight * (found.complementary_i2t + found.complementary_t2i)
     )
-    return found, total if target is None else _KnownGradient.apply(*given, total, *target)
+    if target is None:
+        return found, total
+    own = share.own
+    # The sum over processes is the whole: of the scale the own rows give a part, of the bias an even one.
+    of_own = (target.times_texts[own], target.times_images[own], target.total / share.world)
+    return found, _KnownGradient.apply(*given, total, *of_own)
 
 
 class _KnownGradient(torch.autograd.Function):
