@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from sremkit.bench import speed
 from sremkit.bench.kernel_check import can_check
 from sremkit.bench.operations import Sizes, Work, training_work
+from sremkit.bench.stepping import Bench
 from sremkit.cli.main import build_parser
 from sremkit.models import build_matcher
 
@@ -41,6 +43,30 @@ def test_rows_are_printed_and_written_for_training_and_scoring(tmp_path: Path, c
             assert row["pairs_a_second"] == pytest.approx(3 / row["seconds"])
             assert row["ratio"] == pytest.approx(row["seconds"] / row["floor"])
     assert "saf        plain     training step" in capsys.readouterr().out
+
+
+def test_the_loop_over_captions_is_measured_first_and_the_others_beside_it(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "speed.csv"
+    few = [*TINY, "--eval-texts", "0", "--ways", "plain", "loop"]
+    found = speed.run(arguments(["saf", "vse-infty", *few, "-o", str(file)]))
+    rows = [(row["backbone"], row["way"]) for row in found["rows"]]
+    assert rows == [("saf", "loop"), ("saf", "plain"), ("vse-infty", "plain")]  # which nobody loops over
+    loop, plain, other = found["rows"]
+    assert plain["times_the_loop"] == pytest.approx(loop["seconds"] / plain["seconds"])
+    assert "times_the_loop" not in loop
+    assert "times_the_loop" not in other
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2].endswith(f"{plain['times_the_loop']:.1f}")
+    with file.open() as written:
+        assert [row["way"] for row in csv.DictReader(written)] == ["loop", "plain", "plain"]
+
+
+def test_a_slow_yardstick_is_measured_once_and_a_fast_one_three_times() -> None:
+    for patience, calls in (("0", 1), ("100", 3)):
+        bench = Bench(arguments(["saf", *TINY, "--patience", patience]))
+        done: list[int] = []
+        assert bench.few_seconds(lambda done=done: done.append(1)) < 1
+        assert len(done) == calls
 
 
 def test_what_does_not_fit_the_budget_is_skipped_and_said(capsys) -> None:

@@ -107,8 +107,20 @@ def test_a_batch_moves_slices_and_counts_as_one() -> None:
 def test_no_field_of_a_batch_tells_the_truth() -> None:
     batch = Batches(make_pairs(), batch_size=6, vocabulary=Letters()).take(np.arange(6))
     assert set(vars(batch)) == {
-        "pair_id", "image_id", "images", "region_mask", "words", "word_mask", "sentences", "skipped",
+        "pair_id", "image_id", "images", "region_mask", "words", "word_mask", "sentences", "most_words", "skipped",
     }  # fmt: skip
+
+
+def test_a_batch_says_how_many_words_it_holds() -> None:
+    pairs = make_pairs()
+    rows = np.array([3, 0, 7])
+    batch = Batches(pairs, batch_size=4, vocabulary=Letters()).take(rows)
+    assert batch.most_words == sum(len(pairs.texts[row]) for row in rows)
+    # The captions of right and of wrong pairs are the same ones, and so is their number of words.
+    wrong = pairs.paired_as(np.roll(pairs.image_of_text, 5))
+    assert Batches(wrong, batch_size=4, vocabulary=Letters()).take(rows).most_words == batch.most_words
+    assert batch[:1].most_words >= int(batch[:1].word_mask.sum())  # of a part it is a bound
+    assert Batches(pairs, batch_size=4).take(rows).most_words is None  # vectors in the place of words
 
 
 def test_texts_need_words_or_vectors() -> None:

@@ -17,17 +17,18 @@ import numpy as np
 import torch
 
 from sremkit.audit.choice import mismatches_at
-from sremkit.audit.competition import join_witnesses
+from sremkit.audit.competition import Competition, join_witnesses
 from sremkit.audit.fold_judging import learn_witnesses
 from sremkit.audit.judging import JudgingSettings, judge
 from sremkit.audit.surely_wrong import make_wrong_pairs, number_texts
-from sremkit.audit.vectors import Vectors, read_vectors
+from sremkit.audit.vectors import read_vectors
 from sremkit.audit.verdicts import NOBODY, Verdicts
+from sremkit.bench.audit_scenes import scenes_row
 from sremkit.bench.grid import write_csv
 from sremkit.data import Noise, Pairs, make_noise, read_pairs
 from sremkit.data.paths import resolve_source
 from sremkit.evaluation import detection_metrics
-from sremkit.evaluation.crowd import FILE, crowd_agreement
+from sremkit.evaluation.crowd import FILE, crowd_agreement, crowd_verdicts
 from sremkit.evaluation.tables import aligned
 
 SHOWN = {
@@ -83,27 +84,43 @@ def measure(verdicts: Verdicts, noise: Noise) -> dict[str, float]:
     }
 
 
-def crowd_auroc(train: Pairs, val: Pairs, test: Pairs, settings: JudgingSettings, file: Path) -> float:
-    """Agreement with people of the witnesses, who learn from all clean pairs; val decides on their say."""
-    vectors = read_vectors(train)
-    witnesses = learn_witnesses(vectors, np.arange(len(train)), settings, seed=settings.seed)
+def crowd_auroc(
+    train: Pairs, val: Pairs, test: Pairs, settings: JudgingSettings, file: Path
+) -> dict[str, float]:
+    """Agreement with people of witnesses who learn from all clean pairs.
+
+    Val decides on their say and gives the candidates, so nothing of the test split enters but what is judged.
+
+    Returns:
+        "statistic", by which an audit judges, and "logit", the plain F.
+    """
+    witnesses = learn_witnesses(read_vectors(train), np.arange(len(train)), settings, seed=settings.seed)
     at_val, at_test = read_vectors(val), read_vectors(test)
-    together = Vectors(
-        torch.cat([at_val.images, at_test.images]),
-        torch.cat([at_val.texts, at_test.texts]),
-        torch.cat([at_val.image_of_text, at_test.image_of_text + val.num_images]),
-        np.concatenate([at_val.readable, at_test.readable]),
-    )
-    rows, images = np.arange(len(val)), val.image_of_text
+    images, texts = torch.cat([at_val.images, at_test.images]), torch.cat([at_val.texts, at_test.texts])
+    rows = np.arange(len(val))
     wrong = make_wrong_pairs(
-        rows, images, np.arange(val.num_images), number_texts(at_val.texts), rounds=5, seed=settings.seed
+        rows,
+        val.image_of_text,
+        np.arange(val.num_images),
+        number_texts(at_val.texts),
+        rounds=5,
+        seed=settings.seed,
     )
     with torch.no_grad():
         image_emb, text_emb = join_witnesses(
-            witnesses, together.images, together.texts, (images, rows), (wrong.image, wrong.text)
+            witnesses, images, texts, (val.image_of_text, rows), (wrong.image, wrong.text)
         )
-        scores = image_emb[val.num_images :] @ text_emb[len(val) :].T  # (n, m)
-    return crowd_agreement(scores, test, file)
+        candidates = np.sort(np.random.default_rng(settings.seed).permutation(rows)[: settings.candidates])
+        competition = Competition(image_emb, text_emb, at_val.image_of_text, torch.from_numpy(candidates))
+        image, text, _ = crowd_verdicts(test, file)
+        standing = competition.standing(image + val.num_images, text + len(val))
+        logits = image_emb[val.num_images :] @ text_emb[len(val) :].T  # (n, m)
+    statistic = np.zeros((test.num_images, len(test)))
+    statistic[image, text] = standing.statistic
+    return {
+        "statistic": crowd_agreement(statistic, test, file),
+        "logit": crowd_agreement(logits, test, file),
+    }
 
 
 def _found_again(verdicts: Verdicts, noise: Noise, true_image: np.ndarray) -> float:
@@ -133,6 +150,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--protocol", choices=("caption", "image"), default="caption", help="noise protocol")
     parser.add_argument("--seed", type=int, default=0, help="of the noise and of the judging")
+    parser.add_argument(
+        "--scenes", type=int, default=0, help="also judge so many scenes with subtle mismatches"
+    )
     parser.add_argument("--no-crowd", action="store_true", help="leave out the agreement with people")
     parser.add_argument("--out", type=Path, help="CSV to write")
     options = parser.parse_args(arguments)
@@ -150,10 +170,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             write_csv(rows, options.out)
     if rows:
         print(table(rows))
-    if not options.no_crowd:
+    if options.scenes:
+        subtle = scenes_row(options.scenes, settings)
         print(
-            f"agreement with people (AUROC): {crowd_auroc(train, val, test, settings, Path(folder) / FILE):.4f}"
+            f"scenes: {100 * subtle['subtle_recall']:.0f} % of the subtle mismatches at precision 0.9, "
+            f"{100 * subtle['shuffled_recall']:.0f} % of the shuffled ones"
         )
+    if not options.no_crowd:
+        agreement = crowd_auroc(train, val, test, settings, Path(folder) / FILE)
+        print("agreement with people (AUROC): " + ", ".join(f"{k} {v:.4f}" for k, v in agreement.items()))
 
 
 if __name__ == "__main__":

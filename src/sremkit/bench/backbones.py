@@ -1,8 +1,11 @@
-"""Time and memory of a training step of each backbone, beside a loop over captions.
+"""Time and memory of a training step of each backbone, beside two loops that compute the same.
 
 `python -m sremkit.bench.backbones` prints a table. A step is encoding, comparison, a contrastive loss and its
 gradients, at the published sizes, on random features and captions of 8 to 20 words. Each measurement has a
 process of its own, so that its peak memory is its own.
+
+The yardsticks: the caption loop compares one caption with all images at once, as the field's public codes do. The
+pair loop is the formula as written, one caption with one image at a time; it is run once, not repeated.
 """
 
 from __future__ import annotations
@@ -14,16 +17,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sremkit.bench.caption_loops import LOOPS
+from sremkit.bench.pair_loops import PAIR_LOOPS
 from sremkit.data.batch import Batch
 from sremkit.models import BACKBONES, Encoded, Matcher, build_matcher
 
+By = Literal["ours", "caption loop", "pair loop"]
 VOCAB, IMAGE_DIM, REGIONS, SENTENCE_DIM = 8481, 2048, 36, 384
 WORDS = {"vocab_size": VOCAB, "image_dim": IMAGE_DIM}
 #: Options beside the published sizes. IMRAM runs one direction: both take minutes on a processor.
@@ -69,18 +74,21 @@ def gradients_of(logits: Tensor, extra: Tensor | float = 0.0) -> None:
     (F.cross_entropy(logits, match) + F.cross_entropy(logits.T, match) + extra).backward()
 
 
-def compare(matcher: Matcher, images: Encoded, texts: Encoded, *, loop: bool) -> Tensor:
-    """Logits by the backbone's own comparison, or by the loop over captions."""
-    return LOOPS[matcher.name](matcher, images, texts) if loop else matcher.compare(images, texts)
+def compare(matcher: Matcher, images: Encoded, texts: Encoded, *, by: By) -> Tensor:
+    """Logits by the backbone's own comparison, or by one of the loops."""
+    if by == "ours":
+        return matcher.compare(images, texts)
+    loops = LOOPS if by == "caption loop" else PAIR_LOOPS
+    return loops[matcher.name](matcher, images, texts)
 
 
-def measure(name: str, *, loop: bool, batch_size: int, device: str, patience: float) -> dict[str, float]:
+def measure(name: str, *, by: By, batch_size: int, device: str, patience: float) -> dict[str, float]:
     """Best seconds of a training step and of its comparison alone, each forward and backward.
 
     Also the peak megabytes that steps take beyond model and batch.
 
     Args:
-        patience: no further repetition is begun after this many seconds.
+        patience: no further repetition is begun after this many seconds; a pair loop is run once in any case.
     """
     torch.manual_seed(0)
     matcher = build_matcher(name, **OPTIONS.get(name, WORDS)).to(device).train()
@@ -90,18 +98,17 @@ def measure(name: str, *, loop: bool, batch_size: int, device: str, patience: fl
     def step() -> None:
         images, texts = matcher.encode_images(batch), matcher.encode_texts(batch)
         extra = sum(matcher.extra_losses(batch, images).values())
-        gradients_of(compare(matcher, images, texts, loop=loop), extra)
+        gradients_of(compare(matcher, images, texts, by=by), extra)
 
-    seconds = _best_seconds(step, matcher, device=device, patience=patience)
+    fewest, most = (1, 1) if by == "pair loop" else (2, 20)
+    repeated: dict[str, Any] = {"device": device, "patience": patience, "fewest": fewest, "most": most}
+    seconds = _best_seconds(step, matcher, **repeated)
     peak = _peak_megabytes(device) - before
     with torch.no_grad():
         images, texts = matcher.encode_images(batch), matcher.encode_texts(batch)
     images, texts = _leaves(images), _leaves(texts)
     compared = _best_seconds(
-        lambda: gradients_of(compare(matcher, images, texts, loop=loop)),
-        matcher,
-        device=device,
-        patience=patience,
+        lambda: gradients_of(compare(matcher, images, texts, by=by)), matcher, **repeated
     )
     return {"step": seconds, "comparison": compared, "megabytes": peak}
 
@@ -112,10 +119,12 @@ def _leaves(encoded: Encoded) -> Encoded:
     return Encoded(local, encoded.mask, pooled)
 
 
-def _best_seconds(work: Callable[[], None], matcher: Matcher, *, device: str, patience: float) -> float:
+def _best_seconds(
+    work: Callable[[], None], matcher: Matcher, *, device: str, patience: float, fewest: int, most: int
+) -> float:
     times: list[float] = []
     started = time.perf_counter()
-    while len(times) < 2 or (len(times) < 20 and time.perf_counter() - started < patience):
+    while len(times) < fewest or (len(times) < most and time.perf_counter() - started < patience):
         matcher.zero_grad(set_to_none=True)
         work_started = time.perf_counter()
         work()
@@ -131,49 +140,55 @@ def _peak_megabytes(device: str) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def _measured_apart(name: str, *, loop: bool, arguments: argparse.Namespace) -> dict[str, float]:
-    command = [sys.executable, "-m", "sremkit.bench.backbones", "--one", name]
+def _measured_apart(name: str, *, by: By, arguments: argparse.Namespace) -> dict[str, float]:
+    command = [sys.executable, "-m", "sremkit.bench.backbones", "--one", name, "--by", by]
     command += ["--batch-size", str(arguments.batch_size), "--device", arguments.device]
-    command += ["--patience", str(arguments.patience), *(["--loop"] if loop else [])]
+    command += ["--patience", str(arguments.patience)]
     run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(run.stdout.splitlines()[-1])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Training-step time of each backbone beside a caption loop.")
+def main(given: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m sremkit.bench.backbones",
+        description="Training-step time of each backbone beside a loop over captions and one over pairs.",
+    )
     parser.add_argument("backbones", nargs="*", help="names; all but clip unless given")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--patience", type=float, default=20.0, help="seconds to repeat one measurement")
+    parser.add_argument(
+        "--no-pair-loop", action="store_true", help="leave out the loop over pairs, which takes minutes"
+    )
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    parser.add_argument("--loop", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    parser.add_argument("--by", choices=get_args(By), default="ours", help=argparse.SUPPRESS)
+    arguments = parser.parse_args(given)
     if arguments.one:
-        options = {
-            "batch_size": arguments.batch_size,
-            "device": arguments.device,
-            "patience": arguments.patience,
-        }
-        print(json.dumps(measure(arguments.one, loop=arguments.loop, **options)))
+        options = {name: getattr(arguments, name) for name in ("by", "batch_size", "device", "patience")}
+        print(json.dumps(measure(arguments.one, **options)))
         return
     print(
-        f"batch {arguments.batch_size}, {arguments.device}, {torch.get_num_threads()} threads, forward + backward"
+        f"batch {arguments.batch_size}, {arguments.device}, {torch.get_num_threads()} threads, forward + backward\n"
+        "backbone  computed by   whole training step  comparison alone  peak memory"
     )
-    print("             whole training step        comparison alone      peak memory")
-    print("backbone     ours     loop  ratio     ours     loop  ratio     ours     loop")
     for name in arguments.backbones or [name for name in BACKBONES if name not in LEFT_OUT]:
-        ours = _measured_apart(name, loop=False, arguments=arguments)
-        loop = _measured_apart(name, loop=True, arguments=arguments) if name in LOOPS else None
-        print(_line(name, ours, loop), flush=True)
+        ours = _measured_apart(name, by="ours", arguments=arguments)
+        print(_line(name, "ours", ours, ours), flush=True)
+        if name in LOOPS:
+            found = _measured_apart(name, by="caption loop", arguments=arguments)
+            print(_line(name, "caption loop", found, ours), flush=True)
+        if name in PAIR_LOOPS and not arguments.no_pair_loop:
+            found = _measured_apart(name, by="pair loop", arguments=arguments)
+            print(_line(name, "pair loop", found, ours), flush=True)
 
 
-def _line(name: str, ours: dict[str, float], loop: dict[str, float] | None) -> str:
-    line = f"{name:<9}"
-    for what in ("step", "comparison"):
-        line += f"{ours[what]:>7.3f}s " + (
-            f"{loop[what]:>7.3f}s {loop[what] / ours[what]:>5.1f}x" if loop else " " * 15
-        )
-    return line + f" {ours['megabytes']:>6.0f}MB" + (f" {loop['megabytes']:>6.0f}MB" if loop else "")
+def _line(name: str, by: By, found: dict[str, float], ours: dict[str, float]) -> str:
+    """Seconds, and of a loop how many times ours they are."""
+    line = f"{name:<10}{by:<13}"
+    for what, width in (("step", 12), ("comparison", 9)):
+        times = "" if by == "ours" else f"{found[what] / ours[what]:.1f}x"
+        line += f"{found[what]:>{width}.3f}s {times:>7}"
+    return line + f" {found['megabytes']:>9.0f}MB"
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def draw_curves(rows: Sequence[dict[str, Any]], stem: Path) -> list[Path]:
     Args:
         rows: cells of the methods bench with their histories, all of one backbone and noise rate.
     """
-    figure, axes = _axes(1, 1, width=6.4, height=4.0)
+    figure, axes = new_axes(1, 1, width=6.4, height=4.0)
     recall, ratio = axes[0], axes[0].twinx()
     for method, color in zip(dict.fromkeys(row["method"] for row in rows), _colors(), strict=False):
         histories = [row["history"] for row in rows if row["method"] == method]
@@ -48,7 +48,7 @@ def draw_curves(rows: Sequence[dict[str, Any]], stem: Path) -> list[Path]:
     ratio.set_ylim(0, None)
     ratio.spines["right"].set_visible(True)
     recall.legend(frameon=False, loc="lower center", ncols=4, bbox_to_anchor=(0.5, 1.0), fontsize=9)
-    return _save(figure, stem)
+    return save_figure(figure, stem)
 
 
 def energies_in_training(recipe: Recipe) -> tuple[Prepared, dict[float, np.ndarray]]:
@@ -76,7 +76,7 @@ def energies_in_training(recipe: Recipe) -> tuple[Prepared, dict[float, np.ndarr
 
 def draw_energies(energies: dict[float, np.ndarray], is_noisy: np.ndarray, stem: Path) -> list[Path]:
     """A histogram of right and wrong pairs' energies for each stage."""
-    figure, axes = _axes(1, len(energies), width=3.2 * len(energies), height=2.8)
+    figure, axes = new_axes(1, len(energies), width=3.2 * len(energies), height=2.8)
     for axis, (stage, values) in zip(axes, energies.items(), strict=True):
         low, high = np.quantile(values, [0.001, 0.999])
         edges = np.linspace(low, high, 51)
@@ -86,7 +86,7 @@ def draw_energies(energies: dict[float, np.ndarray], is_noisy: np.ndarray, stem:
         axis.set_xlabel("energy")
         axis.set_yticks([])
     axes[0].legend(frameon=False, fontsize=9)
-    return _save(figure, stem)
+    return save_figure(figure, stem)
 
 
 def draw_examples(
@@ -97,14 +97,14 @@ def draw_examples(
         raise UserError(f"{pairs.name} brings no pictures, so there are no examples to draw")
     columns = min(4, count)
     rows = -(-count // columns)
-    figure, axes = _axes(rows, columns, width=3.0 * columns, height=3.0 * rows)
+    figure, axes = new_axes(rows, columns, width=3.0 * columns, height=3.0 * rows)
     for axis, k in zip(axes, np.argsort(-energy)[:count], strict=True):
         axis.imshow(np.asarray(pairs.images.open(int(pairs.image_of_text[k]))))
         axis.set_axis_off()
         truth = "" if is_noisy is None else (", made wrong" if is_noisy[k] else ", as given")
         caption = textwrap.shorten(pairs.texts[k], 110)
         axis.set_title(f"{textwrap.fill(caption, 36)}\n({energy[k]:.1f}{truth})", fontsize=8)
-    return _save(figure, stem)
+    return save_figure(figure, stem)
 
 
 def _mean_curve(histories: Sequence[Sequence[dict[str, Any]]], key: str) -> list[tuple[int, float]]:
@@ -121,7 +121,8 @@ def _colors() -> list[str]:
     return [*COLORS, "#8c6d31", "#637939", "#843c39", "#7b4173", "#3182bd"]
 
 
-def _axes(rows: int, columns: int, *, width: float, height: float) -> tuple[Any, list[Any]]:
+def new_axes(rows: int, columns: int, *, width: float, height: float) -> tuple[Any, list[Any]]:
+    """A figure and its panels, row by row."""
     matplotlib = require("matplotlib", extra="report", purpose="draw figures")
     figures = require("matplotlib.figure", extra="report", purpose="draw figures")
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "sremkit", "font.size": 10})
@@ -133,7 +134,8 @@ def _axes(rows: int, columns: int, *, width: float, height: float) -> tuple[Any,
     return figure, axes
 
 
-def _save(figure: Any, stem: Path) -> list[Path]:
+def save_figure(figure: Any, stem: Path) -> list[Path]:
+    """Write the figure as PNG and SVG."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     files = [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "svg")]  # a name may hold a 0.6
     for file in files:

@@ -1,96 +1,33 @@
-"""How fast a backbone trains and scores: plain, compiled and by kernels, beside what the device could do.
+"""How fast a backbone trains and scores: by a loop, plain, compiled and by kernels, beside what the device could do.
 
 `srem bench speed saf sgr scan-t2i --device cuda --batch-size 128 --check` prints a row as soon
 as it is measured. A step is encoding, comparison, a contrastive loss, gradients, clipping and Adam, on random
 features of the published sizes and captions of 8 to 25 words that lie on the device already. The floor is what
 the counted operations and bytes would take at the rates of a large product and of a large copy, both
-measured in the same run.
+measured in the same run. The yardstick is a loop over captions, as the field's public codes have it, which is
+measured first and briefly; each other row says how many times faster it is.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from sremkit import kernels
-from sremkit.bench.backbones import IMAGE_DIM, OPTIONS, REGIONS, WORDS, gradients_of, make_batch
+from sremkit.bench.caption_loops import LOOPS
 from sremkit.bench.kernel_check import can_check, check_backbones, check_kernels
 from sremkit.bench.operations import Sizes, Work, training_work
+from sremkit.bench.stepping import FUSED, Bench
 from sremkit.data.batch import Batch
-from sremkit.models import Encoded, Matcher, build_matcher
+from sremkit.models import Encoded, Matcher
 
-WAYS = ("fused", "plain", "compiled")
+WAYS = ("loop", "fused", "plain", "compiled")
 #: Seconds that a row is expected to take at most, its compilation included; without them it is skipped.
-EXPECTED = {"fused": 20.0, "plain": 10.0, "compiled": 100.0}
-#: Sizes to try the program with.
-SMALL = {"vocab_size": 8481, "image_dim": 24, "embed_size": 16, "word_dim": 8}
-
-
-class Bench:
-    """One run: its arguments, what is left of its time, and the rows found so far."""
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
-        self.device = torch.device(args.device)
-        self.started = time.monotonic()
-        self.result: dict[str, Any] = {"machine": _machine(self.device), "rows": []}
-        self.result |= {
-            "torch": torch.__version__,
-            "precision": args.precision,
-            "batch_size": args.batch_size,
-        }
-
-    def remaining(self) -> float:
-        return self.args.budget_seconds - (time.monotonic() - self.started)
-
-    def autocast(self) -> torch.autocast:
-        half = self.args.precision == "bf16"
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half)
-
-    def keep(self, row: dict[str, Any]) -> None:
-        """Print a row, and write everything so far: a run that is cut off loses nothing."""
-        self.result["rows"].append(row)
-        print(_line(row), flush=True)
-        if self.args.json:
-            Path(self.args.json).write_text(json.dumps(self.result, indent=1) + "\n", encoding="utf-8")
-
-    def build(self, name: str) -> Matcher:
-        torch.manual_seed(0)
-        options = OPTIONS.get(name, WORDS)
-        if self.args.small:
-            options = {**SMALL, "sim_dim": 8, "num_regions": 6} if name in ("saf", "sgr", "sgraf") else SMALL
-        return build_matcher(name, **options).to(self.device)
-
-    def batch(self, name: str, size: int, *, seed: int = 0) -> Batch:
-        regions, image_dim = (6, SMALL["image_dim"]) if self.args.small else (REGIONS, IMAGE_DIM)
-        words = (2, 5) if self.args.small else (8, 25)
-        return make_batch(name, size, seed=seed, words=words, regions=regions, image_dim=int(image_dim)).to(
-            self.device
-        )
-
-    def seconds(self, work: Callable[[], object]) -> float:
-        """Median seconds of `work`, after three calls that are not counted."""
-        for _ in range(3):
-            work()
-        _wait(self.device)
-        times: list[float] = []
-        started = time.monotonic()
-        patience = min(self.args.patience, max(0.0, self.remaining()))
-        while len(times) < 3 or (len(times) < 20 and time.monotonic() - started < patience):
-            work_started = time.perf_counter()
-            repeats = 5 if self.device.type == "cuda" else 1  # so that a wait does not count for much
-            for _ in range(repeats):
-                work()
-            _wait(self.device)
-            times.append((time.perf_counter() - work_started) / repeats)
-        return sorted(times)[len(times) // 2]
+EXPECTED = {"loop": 20.0, "fused": 20.0, "plain": 10.0, "compiled": 100.0}
 
 
 def measure_ceilings(bench: Bench) -> dict[str, float]:
@@ -111,31 +48,25 @@ def training_row(bench: Bench, name: str, way: str, ceilings: dict[str, float]) 
     """One training step of a backbone, in one of the ways."""
     matcher = bench.build(name).train()
     batch = bench.batch(name, bench.args.batch_size)
-    optimizer = torch.optim.Adam(matcher.parameters(), lr=2e-4, fused=bench.device.type == "cuda")
-    logits_of = torch.compile(matcher) if way == "compiled" else matcher
+    step_on = bench.step_of(matcher, way)
 
     def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        with bench.autocast():
-            logits = logits_of(batch)
-        gradients_of(logits)
-        torch.nn.utils.clip_grad_norm_(matcher.parameters(), 2.0)
-        optimizer.step()
+        step_on(batch)
 
-    if bench.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    with kernels.use("triton" if way == "fused" else "plain"):
-        seconds = bench.seconds(step)
-        if bench.args.profile:
-            print(_profile(bench, step), flush=True)
+    bench.forget_peak()
+    seconds = bench.few_seconds(step) if way == "loop" else bench.seconds(step)
+    if bench.args.profile and way != "loop":
+        print(_profile(bench, step), flush=True)
     row: dict[str, Any] = {"backbone": name, "way": way, "what": "training step", "seconds": seconds}
     row["pairs_a_second"] = bench.args.batch_size / seconds
-    if bench.device.type == "cuda":
-        row["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    row |= bench.peak()
     work = _work(bench, matcher, batch)
     if work is not None:
         floor = work.floor(**ceilings)
         row |= {"operations": work.operations, "bytes": work.bytes, "floor": floor, "ratio": seconds / floor}
+    loop = next((r for r in bench.result["rows"] if (r["backbone"], r["way"]) == (name, "loop")), None)
+    if loop is not None:
+        row["times_the_loop"] = loop["seconds"] / seconds
     return row
 
 
@@ -147,7 +78,7 @@ def _profile(bench: Bench, step: Callable[[], None]) -> str:
     with torch.profiler.profile(activities=activities) as found:
         for _ in range(3):
             step()
-        _wait(bench.device)
+        bench.wait()
     by = "self_cuda_time_total" if bench.device.type == "cuda" else "self_cpu_time_total"
     return found.key_averages().table(sort_by=by, row_limit=25, max_name_column_width=50)
 
@@ -175,43 +106,36 @@ def scoring_row(bench: Bench, name: str, way: str) -> dict[str, Any]:
             texts = Encoded.concatenate([matcher.encode_texts(b) for b in batches])
             matcher.score_all(images[:num_images], texts[:num_texts], memory_limit=limit)
 
-    if bench.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
+    bench.forget_peak()
     with kernels.use("triton" if way == "fused" else "plain"):
         score()
-        _wait(bench.device)
+        bench.wait()
         started = time.perf_counter()
         score()
-        _wait(bench.device)
+        bench.wait()
     seconds = time.perf_counter() - started
     row = {"backbone": name, "way": way, "what": f"scores {num_images}x{num_texts}", "seconds": seconds}
     row["pairs_a_second"] = num_images * num_texts / seconds
-    if bench.device.type == "cuda":
-        row["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
-    return row
+    return row | bench.peak()
 
 
 def _jobs(
     bench: Bench, ceilings: dict[str, float]
 ) -> Iterator[tuple[str, str, Callable[[], dict[str, Any]]]]:
-    """What matters most comes first; what compiles for long comes last."""
-    for way in bench.args.ways:
+    """The yardstick first, then what matters most; what compiles for long comes last."""
+    for way in sorted(bench.args.ways, key=lambda way: way != "loop"):
         for name in bench.args.backbones:
-            if way == "fused" and name not in ("saf", "sgr", "sgraf"):
-                continue  # no kernel serves it yet
+            if (way == "fused" and name not in FUSED) or (way == "loop" and name not in LOOPS):
+                continue  # no kernel serves it, or nobody loops
             yield name, way, lambda n=name, w=way: training_row(bench, n, w, ceilings)  # type: ignore[misc]
-            if way != "compiled" and bench.args.eval_texts:
+            if way not in ("loop", "compiled") and bench.args.eval_texts:
                 yield name, way, lambda n=name, w=way: scoring_row(bench, n, w)  # type: ignore[misc]
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure everything that fits the budget; what fails is named and passed over."""
-    if args.device is None:
-        args.device = "cuda" if torch.cuda.is_available() else "cpu"
-    if args.precision is None:
-        args.precision = "bf16" if args.device.startswith("cuda") else "float32"
     bench = Bench(args)
-    print(f"{bench.result['machine']}, torch {torch.__version__}, {args.precision}, batch {args.batch_size}")
+    print(bench.describe())
     if args.check:
         if can_check(args.device):
             bench.result["kernels_right"] = check_kernels(args.device) & check_backbones(args.device)
@@ -224,14 +148,15 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         f"{ceilings['bytes_a_second'] / 1e12:.3g} TB/s in a copy, read and written\n"
     )
     print(
-        "backbone   way       what                  time     pairs/s   peak GB   Tflop      GB  floor ms  ratio"
+        "backbone   way       what                  time     pairs/s   peak GB   Tflop      GB  floor ms  ratio  × loop"
     )
     for name, way, job in _jobs(bench, ceilings):
         if bench.remaining() < EXPECTED[way]:
             print(f"{name:<10} {way:<9} skipped: {max(0.0, bench.remaining()):.0f} s of the budget are left")
             continue
         try:
-            bench.keep(job())
+            row = job()
+            bench.keep(row, _line(row))
         except Exception as error:  # one way that fails must not cost the others
             print(f"{name:<10} {way:<9} FAILED: {type(error).__name__}: {str(error)[:800]}", flush=True)
         if bench.device.type == "cuda":
@@ -245,15 +170,6 @@ def _line(row: dict[str, Any]) -> str:
     if "floor" in row:
         line += f" {row['operations'] / 1e12:>7.3f} {row['bytes'] / 1e9:>7.2f}"
         line += f" {1e3 * row['floor']:>9.3f} {row['ratio']:>6.1f}"
-    return line
-
-
-def _machine(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{platform.machine()}, {torch.get_num_threads()} threads"
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    elif "times_the_loop" in row:
+        line += " " * 33
+    return line + (f" {row['times_the_loop']:>7.1f}" if "times_the_loop" in row else "")

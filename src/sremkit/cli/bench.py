@@ -5,6 +5,8 @@ srem bench methods --data f30k:/data/f30k_precomp --backbone sgr --methods srem,
 srem bench ablation --recipe flickr8k-dual-srem --noise 0.4 --seeds 3
 srem bench efficiency --data flickr8k --backbone dual --methods srem,bicro,mscn
 srem bench speed saf sgr --batch-size 128
+srem bench growth saf sgr -o runs/growth.csv
+srem bench loader saf --format float16
 srem bench figures curves --from runs/bench-methods.csv --noise 0.6 -o figures
 srem bench figures energies --recipe flickr8k-dual-srem -o figures
 """
@@ -30,6 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_speed(
         _bench(actions, "speed", "training steps and scoring of a backbone: plain, compiled, by kernels")
     )
+    _add_growth(_bench(actions, "growth", "how a training step grows with batch, words, regions and width"))
+    _add_loader(_bench(actions, "loader", "whether data read from disk keep up with the device"))
     _add_figures(_bench(actions, "figures", "the paper's figures, as PNG and SVG"))
 
 
@@ -88,21 +92,51 @@ def _add_figures(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_speed(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("backbones", nargs="*", default=["saf", "sgr", "scan-t2i"], help="names of backbones")
+    ways = ("loop", "fused", "plain", "compiled")
+    _add_steps(parser, backbones=["saf", "sgr", "scan-t2i"], ways=ways)
+    _add_patience(parser)
+    parser.add_argument("--eval-images", type=int, default=1000)
+    parser.add_argument("--eval-texts", type=int, default=5000, help="0 leaves scoring out")
+    parser.add_argument("--check", action="store_true", help="first compare the kernels with plain PyTorch")
+    parser.add_argument("--profile", action="store_true", help="print where each training step's time goes")
+    parser.add_argument("-o", "--out", metavar="FILE", help="write the rows there as CSV, after each one")
+    parser.set_defaults(act=_speed)
+
+
+def _add_growth(parser: argparse.ArgumentParser) -> None:
+    _add_steps(parser, backbones=["saf", "sgr", "scan-t2i"], ways=("fused", "plain"))
+    _add_patience(parser)
+    parser.add_argument("-o", "--out", type=Path, default=Path("runs/bench-growth.csv"),
+                        help="CSV file; the figure lies beside it, as PNG and SVG")  # fmt: skip
+    parser.set_defaults(act=_growth)
+
+
+def _add_loader(parser: argparse.ArgumentParser) -> None:
+    ways = ("resident", "ahead", "processes", "between")
+    _add_steps(parser, backbones=["saf", "sgr"], ways=ways)
+    parser.add_argument("--format", choices=("float16", "float32"), default="float16", help="on disk")
+    parser.add_argument("--threads", type=int, default=4, help="that read ahead, or processes")
+    parser.add_argument("--images", type=int, default=4000, help="in the file: 147 kB each in float16")
+    parser.add_argument("--steps", type=int, default=150, help="of one measurement")
+    parser.add_argument("--rounds", type=int, default=2, help="measurements of each way, the best counts")
+    parser.add_argument("--folder", type=Path, help="where the file is made for a while; the system's choice")
+    parser.add_argument("-o", "--out", metavar="FILE", help="write the rows there as CSV, after each one")
+    parser.set_defaults(act=_loader)
+
+
+def _add_steps(parser: argparse.ArgumentParser, *, backbones: list[str], ways: tuple[str, ...]) -> None:
+    parser.add_argument("backbones", nargs="*", default=backbones, help="names of backbones")
     parser.add_argument("--device", help="cuda where there is one, else cpu")
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--precision", choices=("bf16", "float32"), help="bf16 on cuda, else float32")
-    ways = ("fused", "plain", "compiled")
-    parser.add_argument("--ways", nargs="+", choices=ways, default=list(ways), help="of computing")
-    parser.add_argument("--eval-images", type=int, default=1000)
-    parser.add_argument("--eval-texts", type=int, default=5000, help="0 leaves scoring out")
-    parser.add_argument("--patience", type=float, default=3.0, help="seconds to repeat one measurement")
+    parser.add_argument("--ways", nargs="+", choices=ways, default=list(ways), help="of computing or loading")
     parser.add_argument("--budget-seconds", type=float, default=480.0, help="what does not fit is skipped")
-    parser.add_argument("--check", action="store_true", help="first compare the kernels with plain PyTorch")
-    parser.add_argument("--profile", action="store_true", help="print where each training step's time goes")
     parser.add_argument("--json", metavar="FILE", help="write the rows there too, after each one")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to try the program itself")
-    parser.set_defaults(act=_speed)
+
+
+def _add_patience(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--patience", type=float, default=3.0, help="seconds to repeat one measurement")
 
 
 def _add_grid(parser: argparse.ArgumentParser, *, out: str) -> None:
@@ -178,6 +212,18 @@ def _efficiency(args: argparse.Namespace) -> None:
 
 def _speed(args: argparse.Namespace) -> None:
     from sremkit.bench.speed import run as measure
+
+    measure(args)
+
+
+def _growth(args: argparse.Namespace) -> None:
+    from sremkit.bench.growth import run as measure
+
+    measure(args)
+
+
+def _loader(args: argparse.Namespace) -> None:
+    from sremkit.bench.loader import run as measure
 
     measure(args)
 

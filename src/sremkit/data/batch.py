@@ -23,6 +23,7 @@ class Batch:
     words: Tensor | None = None  # (b, w) int64, 0 where absent
     word_mask: Tensor | None = None  # (b, w) bool
     sentences: Tensor | None = None  # (b, e) float32
+    most_words: int | None = None  # no more words than this are present; known to the host, where it is known
     skipped: tuple[str, ...] = ()  # pairs that could not be read, in words
 
     def __len__(self) -> int:

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from sremkit.data.batch import Batch
+from sremkit.data.features import ArrayFeatures, MappedFeatures, Place
 from sremkit.data.order import batch_order
 from sremkit.data.pairs import FeatureSource, OnError, Pairs
 from sremkit.errors import DataError
@@ -90,11 +91,15 @@ class Batches:
         # A batch with fewer pairs than processes would leave one of them with nothing to do.
         return [batch for batch in batches if len(batch) >= self.world]
 
+    def own_order(self, epoch: int, *, start: int = 0) -> list[np.ndarray]:
+        """Pair numbers of each batch of this epoch from batch `start` on, those of this process."""
+        return [np.array_split(batch, self.world)[self.rank] for batch in self.order(epoch)[start:]]
+
     def epoch(self, epoch: int, *, start: int = 0) -> Iterator[Batch]:
         """The batches of this epoch, from batch `start` on."""
         loader = DataLoader(
             self._collection,
-            sampler=[np.array_split(batch, self.world)[self.rank] for batch in self.order(epoch)[start:]],
+            sampler=self.own_order(epoch, start=start),
             batch_size=None,  # an item of the collection is a whole batch
             num_workers=self.workers,
             pin_memory=self.pin_memory,
@@ -118,9 +123,14 @@ class Batches:
         order = np.random.default_rng((self.seed, round_, LOOKING)).permutation(len(self.pairs))
         return (self.take(rows) for rows in np.array_split(order, math.ceil(len(order) / self.batch_size)))
 
-    def take(self, pair_ids: np.ndarray) -> Batch:
-        """One batch of exactly these pairs."""
-        return self._collection[np.asarray(pair_ids, dtype=np.int64)]
+    def take(self, pair_ids: np.ndarray, *, place: Place | None = None) -> Batch:
+        """One batch of exactly these pairs.
+
+        Args:
+            place: gives memory for the image features, which then stay as they are stored, not scaled, where
+                a device can take them so. For readers that go on to a device; see `prefetch`.
+        """
+        return self._collection.read(np.asarray(pair_ids, dtype=np.int64), place)
 
     def take_images(self, image_rows: np.ndarray) -> Batch:
         """These images alone, each once, without texts; their pair numbers are -1."""
@@ -159,20 +169,23 @@ class _Collection(Dataset[Batch]):
         self.on_error = on_error
 
     def __getitem__(self, rows: np.ndarray) -> Batch:
+        return self.read(rows)
+
+    def read(self, rows: np.ndarray, place: Place | None = None) -> Batch:
         skipped: tuple[str, ...] = ()
         try:
-            return self._read(rows)
+            return self._read(rows, place=place)
         except DataError:
             if self.on_error == "raise":
                 raise
             rows, skipped = self._readable(rows)
             if not len(rows):
                 raise
-        return self._read(rows, skipped)
+        return self._read(rows, skipped, place=place)
 
-    def _read(self, rows: np.ndarray, skipped: tuple[str, ...] = ()) -> Batch:
+    def _read(self, rows: np.ndarray, skipped: tuple[str, ...] = (), *, place: Place | None = None) -> Batch:
         image_rows = self.image_of_text[rows]
-        images, region_mask = _as_tensors(self.image_features, image_rows)
+        images, region_mask = _as_tensors(self.image_features, image_rows, place)
         sentences, _ = _as_tensors(self.text_features, rows)
         words, word_mask = (None, None) if self.words is None else self.words.padded(rows)
         return Batch(
@@ -183,6 +196,7 @@ class _Collection(Dataset[Batch]):
             words=words,
             word_mask=word_mask,
             sentences=sentences,
+            most_words=None if word_mask is None else int(word_mask.sum()),
             skipped=skipped,
         )
 
@@ -209,9 +223,12 @@ class _Collection(Dataset[Batch]):
 
 
 def _as_tensors(
-    source: FeatureSource | None, rows: np.ndarray
+    source: FeatureSource | None, rows: np.ndarray, place: Place | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None] | tuple[None, None]:
     if source is None:
         return None, None
-    values, mask = source.rows(rows)
+    raw = None
+    if place is not None and isinstance(source, ArrayFeatures | MappedFeatures):
+        raw = source.raw_rows(rows, place)
+    values, mask = source.rows(rows) if raw is None else raw
     return torch.from_numpy(values), None if mask is None else torch.from_numpy(mask)

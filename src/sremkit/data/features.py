@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from sremkit.data.pairs import FeatureRows
 from sremkit.errors import DataError
+
+#: Gives memory of a shape and number format, for rows to be written to.
+Place = Callable[[tuple[int, ...], np.dtype], np.ndarray]
+#: What a device can take as it is.
+RAW_FORMATS = tuple(np.dtype(name) for name in ("float16", "float32", "int8", "uint8"))
 
 
 class ArrayFeatures:
@@ -35,6 +41,15 @@ class ArrayFeatures:
         if self.scale is not None:
             values *= self.scale
         return checked_rows(values, indices, name=self.name)
+
+    def raw_rows(self, indices: np.ndarray, place: Place) -> FeatureRows | None:
+        """The rows as they are stored, in the memory that `place` gives; None if a device has no such format.
+
+        What is not float32 is still to be scaled by a float32 `scale`.
+        """
+        if self.scale is not None and (self.scale.dtype != np.float32 or self.array.dtype == np.float32):
+            return None
+        return _raw_rows(self.array, np.asarray(indices), place, name=self.name)
 
 
 class MappedFeatures:
@@ -92,6 +107,17 @@ class MappedFeatures:
         self._release_after(taken.nbytes)
         return checked_rows(taken.astype(np.float32, copy=False), file_rows, name=str(self.path))
 
+    def raw_rows(self, indices: np.ndarray, place: Place) -> FeatureRows | None:
+        """The rows as the file has them, read straight into the memory that `place` gives.
+
+        None if a device has no such number format.
+        """
+        file_rows = np.asarray(indices) if self.row_of_item is None else self.row_of_item[indices]
+        found = _raw_rows(self._array, file_rows, place, name=str(self.path))
+        if found is not None:
+            self._release_after(found.values.nbytes)
+        return found
+
     def _release_after(self, read_bytes: int) -> None:
         self._unreleased += read_bytes
         mapping = getattr(self._array, "_mmap", None)
@@ -131,13 +157,34 @@ class RaggedFeatures:
         return FeatureRows(checked_rows(values, indices, name=self.name).values, mask)
 
 
+def _raw_rows(array: np.ndarray, rows: np.ndarray, place: Place, *, name: str) -> FeatureRows | None:
+    if array.dtype not in RAW_FORMATS:
+        return None
+    if len(rows) and not 0 <= rows.min() <= rows.max() < len(array):
+        raise IndexError(f"{name}: rows {rows.min()} to {rows.max()} were asked for, of {len(array)}")
+    values = place((len(rows), *array.shape[1:]), array.dtype)
+    # In one go and without the interpreter's lock; "raise" in place of "clip" would go by way of a copy.
+    np.take(array, rows, axis=0, out=values, mode="clip")
+    return checked_rows(values, rows, name=name)
+
+
+def _surely_finite(values: np.ndarray) -> bool:
+    """Whether a quick look shows that there is no NaN and no infinity; False is only a reason to look closer."""
+    if not np.issubdtype(values.dtype, np.floating):
+        return True
+    if values.dtype == np.float16:  # whose sum takes ten times as long as a look at its bits
+        # As integers, what is not finite lies above all other numbers: with a sign those without the minus,
+        # without a sign those with it.
+        with_sign, without_sign = (values.view(kind).max(initial=0) for kind in (np.int16, np.uint16))
+        return bool(with_sign < 0x7C00 and without_sign < 0xFC00)
+    # A sum is NaN or infinite if any term is: one pass, no temporary array. That of a finite row may overflow.
+    with np.errstate(invalid="ignore", over="ignore"):
+        return bool(np.isfinite(values.sum()))
+
+
 def checked_rows(values: np.ndarray, source_rows: np.ndarray, *, name: str) -> FeatureRows:
     """Wrap freshly read rows; refuse NaN and infinity, naming the row they came from."""
-    # A sum is NaN or infinite if any term is: one pass, no temporary array. A finite row may overflow too,
-    # so a bad sum is only a reason to look closer.
-    with np.errstate(invalid="ignore", over="ignore"):
-        total = values.sum()
-    if not np.isfinite(total):
+    if not _surely_finite(values):
         finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
         if not finite.all():
             bad = int(np.asarray(source_rows)[np.argmin(finite)])

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sremkit.models.matcher import Encoded
 
-CPU_CHUNK = 1 << 24  # numbers: 64 MB in float32, of which the largest tensor stays in a processor's cache
+CPU_CHUNK = 1 << 23  # numbers: 32 MB in float32, of which the largest tensor stays in a processor's cache
 GPU_CHUNK = 1 << 27  # numbers: 512 MB in float32, large enough to keep a GPU busy
 
 

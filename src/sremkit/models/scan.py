@@ -4,6 +4,9 @@
 
 aggregated by LogSumExp, (1/λ) log sum_l exp(λ r_l), or by the mean. Here the logit is scale · S + bias.
 
+Where words attend and the kernels are switched on, the attention comes packed and divided by the attended
+vector's length, a / ‖c‖; words being unit vectors, the cosine is the sum over regions of that times s.
+
 Reference: Lee et al., "Stacked Cross Attention for Image-Text Matching", ECCV 2018.
 """
 
@@ -15,7 +18,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from sremkit import kernels
 from sremkit.data.batch import Batch
+from sremkit.kernels.packing import Packing, aligned, pack
 from sremkit.models import BACKBONES
 from sremkit.models.attention import affinities, attend, attended_cosines, gram_matrix
 from sremkit.models.chunks import in_first_order, length_chunks
@@ -123,6 +128,31 @@ class ScanTextToImage(Scan):
             neutral=neutral,
         )
 
+    def compare(self, images: Encoded, texts: Encoded) -> Tensor:
+        with without_autocast(images.parts()[0]):
+            packed = self.packed_similarity(images, texts)
+        return super().compare(images, texts) if packed is None else self.to_logit(packed)
+
+    def packed_similarity(self, images: Encoded, texts: Encoded) -> Tensor | None:
+        """S (n, m) by kernels, or None where the kernels are switched off or do not hold such sizes."""
+        (regions, region_mask), (words, word_mask) = images.parts(), texts.parts()
+        regions, words = full_precision(regions), full_precision(words)
+        if not kernels.uses_triton(regions):
+            return None
+        packing = pack(word_mask, most=texts.most_parts)
+        sizes = {"num_regions": regions.shape[1], "num_nodes": packing.longest}
+        if not kernels.fits(regions.dtype, **sizes, sim_dim=1):
+            return None
+        from sremkit.kernels.region_attention import region_attention  # imports Triton
+
+        words = aligned(words.flatten(0, 1).index_select(0, packing.places))  # (W, d), and some more rows
+        affinity = (regions.flatten(0, 1) @ words.T).unflatten(0, regions.shape[:2])  # (n, r, W)
+        attention = region_attention(
+            affinity, gram_matrix(regions), region_mask, packing, scale=self.attention_scale
+        )
+        cosines = (attention * affinity).sum(dim=1)  # (n, W)
+        return self.aggregate(by_caption(cosines, packing), word_mask)
+
     def similarity(self, images: Encoded, texts: Encoded) -> Tensor:
         cosines = attended_cosines_of(queries=texts, contexts=images, scale=self.attention_scale)  # (n, m, w)
         return self.aggregate(cosines, texts.parts()[1])
@@ -181,3 +211,10 @@ def attended_cosines_of(*, queries: Encoded, contexts: Encoded, scale: float) ->
         affinity = affinities(asked, answering)  # (c, k, q, l)
         attention = attend(affinity, asked_mask, answering_mask, scale=scale)
         return attended_cosines(affinity, attention, asked, gram_matrix(answering))
+
+
+def by_caption(of_words: Tensor, packing: Packing) -> Tensor:
+    """Numbers of packed words (n, W) as (n, m, w); where a caption has no word there is that of some other."""
+    columns = torch.arange(packing.mask.shape[1], device=of_words.device)
+    rows = (packing.starts[:-1].long().unsqueeze(1) + columns).clamp_max(of_words.shape[1] - 1)  # (m, w)
+    return of_words.index_select(1, rows.flatten()).unflatten(1, rows.shape)

@@ -1,0 +1,144 @@
+"""The weaker yardstick: the formulas as they are written, one image with one caption at a time.
+
+Each function takes a backbone's own weights and gives the same logits as its `compare`, in the same number format,
+with matrix products inside of a pair and Python loops over captions and images. SAF's batch statistics belong to
+a caption with all of its images, so its nodes are collected by caption before they are weighed. Like the loops over
+captions these know only images with the same number of regions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sremkit.models.imram import IterativeMatching
+from sremkit.models.matcher import Encoded
+from sremkit.models.saf import SimilarityAttentionFiltration
+from sremkit.models.scan import Scan
+from sremkit.models.sgr import GraphStep, SimilarityGraphReasoning
+from sremkit.models.similarity_nodes import NodeMatcher
+
+OfPair = Callable[[Tensor, Tensor], Tensor]  # a number from regions (r, d) and words (w, d)
+
+
+def _l2(x: Tensor, dim: int = -1) -> Tensor:
+    return x / (x.pow(2).sum(dim=dim, keepdim=True).sqrt() + 1e-8)
+
+
+def _attended(queries: Tensor, contexts: Tensor, scale: float) -> Tensor:
+    """What each query (l, d) attends to among the contexts (k, d): (l, d)."""
+    affinity = _l2(F.leaky_relu(contexts @ queries.T, 0.1), dim=1)  # (k, l)
+    return F.softmax(scale * affinity, dim=0).T @ contexts
+
+
+def _captions(texts: Encoded) -> list[Tensor]:
+    words, mask = texts.parts()
+    return [words[j, : int(mask[j].sum())] for j in range(len(words))]
+
+
+def _all_pairs(images: Encoded, texts: Encoded, of_pair: OfPair) -> Tensor:
+    """(n, m) a number for each image with each caption."""
+    regions, captions = images.parts()[0], _captions(texts)
+    return torch.stack(
+        [torch.stack([of_pair(regions[i], words) for words in captions]) for i in range(len(images))]
+    )
+
+
+def _cosine(matcher: Scan, queries: Tensor, contexts: Tensor) -> Tensor:
+    found = _attended(queries, contexts, matcher.attention_scale)
+    cosines = F.cosine_similarity(queries, found, dim=1)  # (l,)
+    if matcher.aggregation == "mean":
+        return cosines.mean()
+    return (cosines * matcher.aggregation_scale).exp().sum().log() / matcher.aggregation_scale
+
+
+def scan_t2i(matcher: Scan, images: Encoded, texts: Encoded) -> Tensor:
+    similarity = _all_pairs(images, texts, lambda regions, words: _cosine(matcher, words, regions))
+    return matcher.to_logit(similarity)
+
+
+def scan_i2t(matcher: Scan, images: Encoded, texts: Encoded) -> Tensor:
+    similarity = _all_pairs(images, texts, lambda regions, words: _cosine(matcher, regions, words))
+    return matcher.to_logit(similarity)
+
+
+def imram(matcher: IterativeMatching, images: Encoded, texts: Encoded) -> Tensor:
+    def of_pair(regions: Tensor, words: Tensor) -> Tensor:
+        similarity = words.new_zeros(())
+        if matcher.direction in ("text", "full"):
+            similarity = similarity + _ask(matcher, "text", words, regions)
+        if matcher.direction in ("image", "full"):
+            similarity = similarity + _ask(matcher, "image", regions, words)
+        return similarity
+
+    return matcher.to_logit(_all_pairs(images, texts, of_pair))
+
+
+def _ask(matcher: IterativeMatching, side: str, queries: Tensor, contexts: Tensor) -> Tensor:
+    memory, similarity = queries, queries.new_zeros(())
+    for step in range(matcher.num_steps):
+        found = _attended(memory, contexts, matcher.attention_scale)
+        similarity = similarity + F.cosine_similarity(queries, found, dim=1).mean()
+        if step + 1 < matcher.num_steps:
+            cell = matcher.memory_of(side)
+            both = torch.cat([memory, found], dim=1)
+            gate, output = torch.sigmoid(cell.gate(both)), torch.tanh(cell.output(both))
+            memory = gate * memory + (1 - gate) * output
+    return similarity
+
+
+def _nodes(matcher: NodeMatcher, images: Encoded, i: int, words: Tensor, whole: Tensor) -> Tensor:
+    """The similarity nodes (1 + w, s) of image i with one caption."""
+    found = _l2(_attended(words, images.parts()[0][i], matcher.attention_scale))
+    local = _l2(matcher.local_similarity((found - words).pow(2)))  # (w, s)
+    whole_similarity = _l2(matcher.global_similarity((images.whole()[i] - whole).pow(2)))  # (s,)
+    return torch.cat([whole_similarity.unsqueeze(0), local])
+
+
+def sgr(matcher: SimilarityGraphReasoning, images: Encoded, texts: Encoded) -> Tensor:
+    columns = []
+    for words, whole in zip(_captions(texts), texts.whole(), strict=True):
+        column = []
+        for i in range(len(images)):
+            nodes = _nodes(matcher, images, i, words, whole)
+            for step in cast("list[GraphStep]", matcher.steps):
+                edges = F.softmax(step.query(nodes) @ step.key(nodes).T, dim=1)
+                nodes = torch.relu(step.graph(edges @ nodes))
+            column.append(matcher.score(nodes[0]))
+        columns.append(torch.cat(column))
+    return torch.stack(columns, dim=1)
+
+
+def saf(matcher: SimilarityAttentionFiltration, images: Encoded, texts: Encoded) -> Tensor:
+    norm, columns = matcher.filter_norm, []
+    for words, whole in zip(_captions(texts), texts.whole(), strict=True):
+        nodes = [_nodes(matcher, images, i, words, whole) for i in range(len(images))]
+        tells = F.batch_norm(
+            torch.stack([matcher.filter(of_pair).T for of_pair in nodes]),  # (n, 1, 1 + w)
+            norm.running_mean,
+            norm.running_var,
+            norm.weight,
+            norm.bias,
+            training=norm.training,
+        )
+        column = []
+        for i, of_pair in enumerate(nodes):
+            weights = torch.sigmoid(tells[i])  # (1, 1 + w)
+            weights = weights / (weights.sum() + 1e-8)
+            column.append(matcher.score(_l2(weights @ of_pair)).squeeze(0))
+        columns.append(torch.cat(column))
+    return torch.stack(columns, dim=1)
+
+
+#: The backbones of which words and regions are compared.
+PAIR_LOOPS: dict[str, Callable[..., Tensor]] = {
+    "scan-t2i": scan_t2i,
+    "scan-i2t": scan_i2t,
+    "imram": imram,
+    "sgr": sgr,
+    "saf": saf,
+}
