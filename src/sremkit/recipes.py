@@ -68,6 +68,7 @@ class TrainingSettings:
     threads: int | None = None  # of the processor; all cores when absent
     precision: Literal["float32", "tf32", "bf16"] = "float32"
     compile: bool = False
+    recorded: bool = False  # replay steps as CUDA graphs: for steps that take the host longer than the device
     micro_batch: int | None = None  # encode in pieces of this size to save memory (dual encoders only)
     patience: int | None = None  # stop after so many epochs without a better validation result
     checkpoint_minutes: float = 5.0  # besides the one at the end of each epoch

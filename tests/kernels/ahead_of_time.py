@@ -11,11 +11,18 @@ from triton import compile as compile_kernel
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from sremkit.kernels import node_attention, node_projection, node_sum, region_attention
+from sremkit.kernels import (
+    node_attention,
+    node_projection,
+    node_sum,
+    recurrence,
+    region_attention,
+    tails,
+)
 
 NUMBERS = {
     "num_words", "num_texts", "num_regions", "num_nodes", "num_asking", "sim_dim", "widest", "first_word",
-    "num_here", "upstream_stride",
+    "num_here", "upstream_stride", "step", "num_steps", "num_items", "hidden", "num_rows", "width",
 }  # fmt: skip
 ALWAYS_FLOAT32 = {"inverse", "by_attention", "by_gram", "gram", "weights", "by_weights", "bias"}
 
@@ -30,12 +37,14 @@ def shared_memory(kernel, dtype: str, constants: dict, *, num_warps: int, num_st
             return "i32"
         if name in ("epsilon", "scale"):
             return "fp32"
-        special = {"starts": "*i32", "region_mask": "*u8"}
+        special = {"starts": "*i32", "lengths": "*i32", "region_mask": "*u8"}
         return special.get(name, "*fp32" if name in ALWAYS_FLOAT32 | set(float32) else f"*{dtype}")
 
     signature = {name: kind(name) for name in kernel.arg_names}
     aligned = [
-        k for k, name in enumerate(kernel.arg_names) if signature[name].startswith("*") or name == "sim_dim"
+        k
+        for k, name in enumerate(kernel.arg_names)
+        if signature[name].startswith("*") or name in ("sim_dim", "hidden", "width")
     ]
     source = ASTSource(kernel, signature, constants, {(k,): [["tt.divisibility", 16]] for k in aligned})
     options = {"num_warps": num_warps, "num_stages": num_stages}
@@ -74,12 +83,32 @@ def main() -> None:
                 float32=("out", "upstream"),
             )  # fmt: skip
         for kernel in (region_attention.attend_regions, region_attention.attend_regions_back):
-            constants = {"REGIONS": 64, "WORDS": 32, "PARTS": 16}
+            attention_precision = "tf32" if size == 2 else precision
+            constants = {"REGIONS": 64, "WORDS": 32, "PARTS": 16, "PRECISION": attention_precision}
             if kernel is region_attention.attend_regions:
                 del constants["PARTS"]
             found[f"{kernel.__name__} {dtype}"] = shared_memory(
-                kernel, dtype, constants, num_warps=8, num_stages=1, float32=("out", "upstream")
+                kernel,
+                dtype,
+                constants,
+                num_warps=region_attention._WARPS,
+                num_stages=1,
+                float32=("out", "upstream"),
             )
+        blocks = dict(recurrence._BLOCKS[size])
+        schedule = {key: blocks.pop(key) for key in ("num_warps", "num_stages")}
+        blocks |= {"SIDES": 2, "PRECISION": precision}
+        kept = ("states", "out", "gates", "carry", "upstream")
+        for kernel, more in (
+            (recurrence.advance, {"KEEP": True, "HIDDEN": 1024}),
+            (recurrence.retreat, {"WIDE": 3072}),
+        ):
+            found[f"{kernel.__name__} {dtype}"] = shared_memory(
+                kernel, dtype, {**blocks, **more}, **schedule, float32=kept
+            )
+        found[f"clear_rows {dtype}"] = shared_memory(
+            tails.clear_rows, dtype, {"ROWS": 32, "WIDTH": 256}, num_warps=4, num_stages=1
+        )
     print(json.dumps(found))
 
 

@@ -86,9 +86,13 @@ def test_half_precision_stays_near_full_precision(name: str) -> None:
 
 def test_captions_too_long_for_the_kernels_go_the_plain_way() -> None:
     items = make_items(3, words=(2, 70))
+    with kernels.use("triton"):
+        matcher, batch = small_matcher("saf", dtype=torch.float32).to(DEVICE), items.batch("saf").to(DEVICE)
+        batch = replace(batch, images=batch.images.float())
+        assert matcher.packed_nodes(matcher.encode_images(batch), matcher.encode_texts(batch)) is None
+    right = everything("saf", items, backend="plain", dtype=torch.float64, training=False)
     found = everything("saf", items, backend="triton", dtype=torch.float32, training=False)
-    right = everything("saf", items, backend="plain", dtype=torch.float32, training=False)
-    assert all(torch.equal(found[key], right[key]) for key in right)
+    assert largest_error(found, right) < 1e-4
 
 
 def test_scores_of_all_pairs_by_kernels_equal_the_plain_ones() -> None:

@@ -207,11 +207,12 @@ def test_the_meta_network_is_moved_by_trusted_pairs_alone_once_the_warm_up_is_ov
         trainer.method.start(trainer.surroundings())
         batch = trainer.batches.take(np.arange(0, 96, 6))
         start = meta_weights(trainer)
-        trainer._update(batch, warmup=True)
+        trainer._update(batch)
         warm = meta_weights(trainer)
         assert all(not torch.equal(start[key], warm[key]) for key in start if "weight" in key)
+        trainer.position.epoch = trainer.settings.warmup_epochs
         backbone = trainer.matcher.first.backbone.image_tower.layers[1].weight.clone()
-        trainer._update(batch, warmup=False)
+        trainer._update(batch)
         after = meta_weights(trainer)
         assert not torch.equal(backbone, trainer.matcher.first.backbone.image_tower.layers[1].weight)
         assert all(torch.equal(warm[key], after[key]) == (rate == 0) for key in warm)
@@ -220,11 +221,12 @@ def test_the_meta_network_is_moved_by_trusted_pairs_alone_once_the_warm_up_is_ov
 def test_a_meta_interval_of_three_makes_every_third_update_a_meta_step() -> None:
     trainer = tiny.tiny_trainer(method="mscn", method_options={"meta_interval": 3})
     trainer.method.start(trainer.surroundings())
+    trainer.position.epoch = trainer.settings.warmup_epochs
     batch = trainer.batches.take(np.arange(0, 96, 6))
     moved = []
     for _ in range(7):
         before = meta_weights(trainer)
-        trainer._update(batch, warmup=False)
+        trainer._update(batch)
         after = meta_weights(trainer)
         moved.append(
             not torch.equal(

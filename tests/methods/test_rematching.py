@@ -64,7 +64,7 @@ def test_a_rematched_text_comes_with_its_new_image_and_weight_and_is_not_remembe
     assert (now != given).nonzero().flatten().tolist() == moved
     batch = trainer.batches.take(np.array([moved[0], 20, 40]))
     assert int(batch.image_id[0]) == int(now[moved[0]])
-    loss = method.loss(trainer.scorer, batch, warmup=False)
+    loss = method.loss(trainer.step.scorer, batch, warmup=False)
     assert loss.parts["belief"].item() == pytest.approx((0.25 + 1 + 1) / 3)
     assert method.memory[moved[0]].isnan()
     assert not method.memory[20].isnan()

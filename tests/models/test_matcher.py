@@ -11,7 +11,7 @@ import torch
 
 from small_models import SMALL, make_items, small_matcher
 from sremkit.errors import DataError, UnknownNameError
-from sremkit.models import Matcher, build_matcher
+from sremkit.models import Encoded, Matcher, build_matcher
 
 
 def test_score_all_reports_its_progress_up_to_the_end() -> None:
@@ -22,6 +22,78 @@ def test_score_all_reports_its_progress_up_to_the_end() -> None:
     )
     # Texts 3 + 2, each in image blocks of 2, 2, 1: 3·2, 3·4, 3·5, then 15 + 2·2, 15 + 2·4, 15 + 2·5
     assert told == [(6, 25), (12, 25), (15, 25), (19, 25), (23, 25), (25, 25)]
+
+
+@pytest.mark.parametrize("image_chunk", [1, 2, 4, 9])
+@pytest.mark.parametrize("text_chunk", [1, 3, 7, 50])
+@pytest.mark.parametrize("name", ["dual", "sgr"])
+def test_score_all_gives_the_same_in_blocks_of_any_size(name: str, image_chunk: int, text_chunk: int) -> None:
+    matcher, batch = small_matcher(name).eval(), make_items(7, words=(1, 12)).batch()
+    with torch.no_grad():
+        images, texts = matcher.encode_images(batch)[:4], matcher.encode_texts(batch)
+        whole = matcher.compare(images, texts)
+    assert len(set(texts.lengths.tolist())) > (3 if name == "sgr" else 0)  # blocks take texts in another order
+    found = matcher.score_all(images, texts, image_chunk=image_chunk, text_chunk=text_chunk)
+    torch.testing.assert_close(found, whole, rtol=1e-12, atol=1e-12)
+
+
+class Products(Matcher):
+    """The plainest comparison, on any device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+
+    def compare(self, images: Encoded, texts: Encoded) -> torch.Tensor:
+        return self.weight * (images.whole() @ texts.whole().T)
+
+
+def test_score_all_leaves_its_result_on_the_models_device_only_on_request() -> None:
+    images, texts = (Encoded(pooled=torch.ones(n, 3)) for n in (4, 5))
+    elsewhere = Products().to("meta")  # a device that knows shapes alone
+    options = {"image_chunk": 3, "text_chunk": 2}
+    scores = elsewhere.score_all(images, texts, on_device=True, **options)
+    assert scores.device.type == "meta"
+    assert scores.shape == (4, 5)
+    with pytest.raises(NotImplementedError, match="meta"):  # from there nothing comes to the processor
+        elsewhere.score_all(images, texts, **options)
+    here = Products()
+    assert torch.equal(here.score_all(images, texts, on_device=True), here.score_all(images, texts))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_scores_of_a_model_on_a_gpu_come_to_the_processor_unless_asked_not_to() -> None:
+    matcher, images = Products().cuda(), Encoded(pooled=torch.ones(4, 3))
+    assert matcher.score_all(images, images, on_device=True).is_cuda
+    assert not matcher.score_all(images, images).is_cuda
+
+
+def test_taken_items_lose_the_padding_that_none_of_them_needs() -> None:
+    lengths = torch.tensor([1, 4, 0, 2])
+    mask = torch.arange(5) < lengths.unsqueeze(1)
+    encoded = Encoded(torch.arange(40.0).view(4, 5, 2), mask, torch.arange(8.0).view(4, 2), most_parts=99)
+    rows = torch.tensor([3, 0])
+    taken = encoded.take(rows, lengths[rows])
+    assert taken.mask.tolist() == [[True, True], [True, False]]
+    # Row 3 begins at 3 · 5 · 2 = 30, row 0 at 0.
+    assert taken.local.tolist() == [[[30.0, 31.0], [32.0, 33.0]], [[0.0, 1.0], [2.0, 3.0]]]
+    assert taken.pooled.tolist() == [[6.0, 7.0], [0.0, 1.0]]
+    assert taken.most_parts == 3  # words of these, not the bound for all
+    assert taken.local.is_contiguous()
+
+
+def test_taking_a_text_without_words_keeps_a_column() -> None:
+    encoded = Encoded(torch.zeros(2, 3, 2), torch.tensor([[True, True, True], [False, False, False]]))
+    taken = encoded.take(torch.tensor([1]), torch.tensor([0]))
+    assert taken.mask.tolist() == [[False]]
+    assert taken.most_parts == 0
+
+
+def test_taking_from_items_without_parts_picks_rows() -> None:
+    taken = Encoded(pooled=torch.arange(6.0).view(3, 2)).take(torch.tensor([2, 2, 0]), torch.zeros(3))
+    assert taken.whole().tolist() == [[4.0, 5.0], [4.0, 5.0], [0.0, 1.0]]
+    assert taken.mask is None
 
 
 def test_score_all_leaves_every_part_in_the_mode_it_found() -> None:

@@ -171,7 +171,7 @@ def test_pieces_give_the_gradients_of_the_whole_batch() -> None:
         doubled = type(batch)(
             **{**vars(batch), "images": batch.images.double(), "sentences": batch.sentences.double()}
         )
-        trainer.method.loss(trainer.scorer, doubled, warmup=False).total.backward()
+        trainer.method.loss(trainer.step.scorer, doubled, warmup=False).total.backward()
     for one, other in zip(whole.matcher.parameters(), pieces.matcher.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-10, atol=1e-14)
 

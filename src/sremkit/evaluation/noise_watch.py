@@ -34,7 +34,8 @@ class NoiseWatch:
         Args:
             pull: (b,) how strongly the loss pulled each given pair together, whatever the method.
         """
-        wrong = self.true_image.to(batch.pair_id.device)[batch.pair_id] != batch.image_id
+        self.true_image = self.true_image.to(batch.pair_id.device)
+        wrong = self.true_image[batch.pair_id] != batch.image_id
         if pull is not None:
             pull = pull.double()
             self.pull = self.pull.to(pull.device) + torch.stack([(pull * wrong).sum(), pull.sum()])

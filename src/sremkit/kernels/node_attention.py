@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sremkit.kernels.language import block, caption_rows, in_format, jit, precision, tl
-from sremkit.kernels.packing import Packing, clear_tail, packed, padded
+from sremkit.kernels.packing import Packing, packed, padded
+from sremkit.kernels.tails import clear_tail
 from sremkit.kernels.twice import recorded_gradients
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from sremkit.kernels.language import block, caption_rows, jit, tl
-from sremkit.kernels.packing import Packing, clear_tail, padded
+from sremkit.kernels.packing import Packing, padded
+from sremkit.kernels.tails import clear_tail
 from sremkit.kernels.twice import recorded_gradients
 
 

@@ -23,7 +23,7 @@ class Packing(NamedTuple):
     starts: Tensor  # (m + 1,) int32: the first word of each caption, and the number of all words
     mask: Tensor  # (m, w) bool, what was packed
     places: Tensor  # (W,) int64: where each word stood among the m · w
-    longest: int  # words of the longest caption
+    longest: int  # words of the longest caption, or more
 
     @property
     def num_texts(self) -> int:
@@ -56,12 +56,25 @@ class Packing(NamedTuple):
         return torch.where(self.node_mask(), rows, texts)
 
 
-def pack(mask: Tensor) -> Packing:
-    """The packing of captions whose words are where `mask` (m, w) is True."""
+def pack(mask: Tensor, *, most: int | None = None) -> Packing:
+    """The packing of captions whose words are where `mask` (m, w) is True, at the front of each row.
+
+    Args:
+        most: how many words there are at most. With it nothing waits for the device, and there are so many
+            rows, of which the last ones may belong to no caption.
+    """
     counts = mask.sum(dim=1, dtype=torch.int32)
     starts = F.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
-    places = mask.flatten().nonzero().squeeze(1)
-    return Packing(starts, mask, places, int(counts.max()))
+    if most is None:
+        return Packing(starts, mask, mask.flatten().nonzero().squeeze(1), int(counts.max()))
+    width = mask.shape[1]
+    columns = torch.arange(width, device=mask.device)
+    rows = torch.where(
+        mask, starts[:-1, None] + columns, most
+    ).flatten()  # absent words: a row that is cut off
+    places = torch.zeros(most + 1, dtype=torch.int64, device=mask.device)
+    places.scatter_(0, rows, torch.arange(mask.numel(), device=mask.device))
+    return Packing(starts, mask, places[:most], width)
 
 
 def padded(nodes: Tensor, packing: Packing) -> Tensor:
@@ -82,9 +95,3 @@ def packed(values: Tensor, packing: Packing) -> Tensor:
 def aligned(words: Tensor) -> Tensor:
     """Rows (W, d) with zeros added up to a multiple of 8."""
     return F.pad(words, (0, 0, 0, -len(words) % 8))
-
-
-def clear_tail(packing: Packing, *nodes: Tensor) -> None:
-    """Zeros to the rows of nodes (n, m + W + ..., s) that belong to no caption."""
-    for tensor in nodes:
-        tensor[:, packing.num_nodes :] = 0

@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sremkit.kernels.language import EPSILON, block, jit, tl
+from sremkit.kernels.language import EPSILON, block, jit, precision, tl
 from sremkit.kernels.packing import Packing
 from sremkit.kernels.twice import recorded_gradients
 
+_WARPS = 8
 _PARTS = 16  # programs an image in the backward pass; each adds up a Gram gradient of its own
 
 
@@ -57,7 +58,7 @@ def plain_region_attention(
 
 
 @jit
-def _attention(x, g, has_region, scale, epsilon):
+def _attention(x, g, has_region, scale, epsilon, PRECISION: tl.constexpr):
     """From affinities (REGIONS, WORDS) and the Gram matrix: every stage of the formula."""
     clipped = tl.where(x > 0, x, 0.1 * x)
     norm = tl.sqrt(tl.sum(clipped * clipped, axis=1))
@@ -65,7 +66,7 @@ def _attention(x, g, has_region, scale, epsilon):
     scores = tl.where(has_region[:, None], scores, -1e30)
     exponent = tl.exp(scores - tl.max(scores, axis=0)[None, :])
     a = tl.where(has_region[:, None], exponent / tl.sum(exponent, axis=0)[None, :], 0.0)
-    reached = tl.dot(g, a, input_precision="tf32x3")  # G a
+    reached = tl.dot(g, a, input_precision=PRECISION)  # G a
     square = tl.sum(a * reached, axis=0)
     length = tl.sqrt(tl.maximum(square, epsilon * epsilon))
     return clipped, norm, a, reached, square, length
@@ -74,7 +75,7 @@ def _attention(x, g, has_region, scale, epsilon):
 @jit(do_not_specialize=["num_words", "num_texts"])
 def attend_regions(
     affinity, gram, region_mask, out, starts, num_words, num_texts, num_regions, scale, epsilon,
-    REGIONS: tl.constexpr, WORDS: tl.constexpr,
+    REGIONS: tl.constexpr, WORDS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Forward: one image and one caption a program."""
     text = tl.program_id(0)
@@ -92,7 +93,7 @@ def attend_regions(
     places = image * num_regions * num_words + r[:, None] * num_words + first + w[None, :]
     mask = inside[:, None] & has_word[None, :]
     x = tl.load(affinity + places, mask=mask, other=0.0).to(tl.float32)
-    _clipped, _norm, a, _reached, _square, length = _attention(x, g, has_region, scale, epsilon)
+    _clipped, _norm, a, _reached, _square, length = _attention(x, g, has_region, scale, epsilon, PRECISION)
     tl.store(out + places, a / (length + epsilon)[None, :], mask=mask)
 
 
@@ -100,7 +101,7 @@ def attend_regions(
 def attend_regions_back(
     upstream, affinity, gram, region_mask, by_affinity, by_gram, starts,
     num_words, num_texts, num_regions, scale, epsilon,
-    PARTS: tl.constexpr, REGIONS: tl.constexpr, WORDS: tl.constexpr,
+    PARTS: tl.constexpr, REGIONS: tl.constexpr, WORDS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Backward: one image and every PARTS-th caption a program."""
     part = tl.program_id(0)
@@ -120,12 +121,12 @@ def attend_regions_back(
         mask = inside[:, None] & has_word[None, :]
         x = tl.load(affinity + places, mask=mask, other=0.0).to(tl.float32)
         up = tl.load(upstream + places, mask=mask, other=0.0)
-        clipped, norm, a, reached, square, length = _attention(x, g, has_region, scale, epsilon)
+        clipped, norm, a, reached, square, length = _attention(x, g, has_region, scale, epsilon, PRECISION)
         inverse = 1.0 / (length + epsilon)
         # out = a / (length + ε), length = sqrt(aᵀ G a): a's gradient has a part by the length.
         by_square = -tl.sum(up * a, axis=0) * inverse * inverse / (2.0 * length)
         by_square = tl.where(square > epsilon * epsilon, by_square, 0.0)
-        by_g = tl.dot(a * by_square[None, :], tl.trans(a), by_g, input_precision="tf32x3")
+        by_g = tl.dot(a * by_square[None, :], tl.trans(a), by_g, input_precision=PRECISION)
         by_a = up * inverse[None, :] + 2.0 * by_square[None, :] * reached
         by_unit = scale * a * (by_a - tl.sum(a * by_a, axis=0)[None, :])
         # The norm over the words: u = c / (‖c‖ + ε).
@@ -146,14 +147,13 @@ class _RegionAttention(torch.autograd.Function):
         ctx: Any, affinity: Tensor, gram: Tensor, region_mask: Tensor, packing: Packing, scale: float
     ) -> Tensor:
         x, g, present = affinity.contiguous(), gram.float().contiguous(), region_mask.to(torch.uint8)
-        out = torch.empty_like(x, dtype=torch.float32)
+        out = torch.zeros_like(x, dtype=torch.float32)  # also for words that were added to fill up
         n, r, num_words = x.shape
         if out.numel():
             attend_regions[(packing.num_texts, n)](
                 x, g, present.contiguous(), out, packing.starts,
-                num_words, packing.num_texts, r, float(scale), EPSILON, **_blocks(r, packing),
+                num_words, packing.num_texts, r, float(scale), EPSILON, **_blocks(r, packing, x.dtype),
             )  # fmt: skip
-        out[:, :, packing.num_words :] = 0  # words that were added to fill up
         ctx.save_for_backward(affinity, gram, region_mask)
         ctx.packing, ctx.scale = packing, scale
         return out
@@ -174,22 +174,22 @@ class _RegionAttention(torch.autograd.Function):
             return found[0], found[1], None, None, None
         x, g, present = affinity.contiguous(), gram.float().contiguous(), region_mask.to(torch.uint8)
         n, r, num_words = x.shape
-        by_x = torch.empty_like(x)
+        by_x = torch.zeros_like(x)
         by_g = g.new_zeros(n, _PARTS, r, r)
         if by_x.numel():
             attend_regions_back[(_PARTS, n)](
                 upstream.float().contiguous(), x, g, present.contiguous(), by_x, by_g, packing.starts,
-                num_words, packing.num_texts, r, float(scale), EPSILON, PARTS=_PARTS, **_blocks(r, packing),
+                num_words, packing.num_texts, r, float(scale), EPSILON, PARTS=_PARTS, **_blocks(r, packing, x.dtype),
             )  # fmt: skip
-        by_x[:, :, packing.num_words :] = 0
         return by_x, by_g.sum(dim=1).to(gram.dtype), None, None, None
 
 
-def _blocks(num_regions: int, packing: Packing) -> dict[str, int]:
-    words = block(packing.longest)
+def _blocks(num_regions: int, packing: Packing, dtype: torch.dtype) -> dict[str, Any]:
     return {
         "REGIONS": block(num_regions),
-        "WORDS": words,
-        "num_warps": 8,
+        "WORDS": block(packing.longest),
+        # Affinities of half precision have fewer digits than a TF32 product.
+        "PRECISION": "tf32" if dtype.itemsize == 2 else precision(torch.float32),
+        "num_warps": _WARPS,
         "num_stages": 1,
     }

@@ -58,6 +58,8 @@ class Method:
     networks: ClassVar[int] = 1
     #: Whether it needs pairs known to be right; then `data.trusted_images` are set aside for it.
     needs_trusted: ClassVar[bool] = False
+    #: Whether a step computes the same whatever its numbers are, so that it can be recorded and replayed.
+    recordable: ClassVar[bool] = True
 
     @classmethod
     def model(cls, backbone: str, **options: Any) -> Matcher:

@@ -59,6 +59,7 @@ class CoTeaching(Method):
     """
 
     networks: ClassVar[int] = 2
+    recordable: ClassVar[bool] = False  # who is an anchor, and how many there are, depends on the batch
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ one that is not believed is shown that it matches nothing in the batch. In the w
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -39,6 +39,8 @@ class DECL(Method):
         hardness_end: how many remain.
         mask_repeated_images: two captions of one image in a batch are nobody's negatives.
     """
+
+    recordable: ClassVar[bool] = False  # the hinges' hardness changes with the updates
 
     def __init__(
         self,

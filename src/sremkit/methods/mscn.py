@@ -48,6 +48,7 @@ class MSCN(Method):
 
     networks: ClassVar[int] = 2
     needs_trusted: ClassVar[bool] = True
+    recordable: ClassVar[bool] = False  # every few updates there is a meta-step
 
     def __init__(
         self,

@@ -32,14 +32,16 @@ def find_partners(
     Args:
         among: how many texts an image counts as its best ones.
     """
-    best_of_image = torch.full((len(images), among), -torch.inf)
+    device = next(matcher.parameters()).device
+    best_of_image = torch.full((len(images), among), -torch.inf, device=device)
     scores, partners = [], []
     for start in range(0, len(texts), texts_at_once):
-        block = matcher.score_all(images, texts[start : start + texts_at_once]).float()  # (n, some)
+        some_texts = texts[start : start + texts_at_once]
+        block = matcher.score_all(images, some_texts, on_device=True).float()  # (n, some)
         score, image = block.max(dim=0)
         scores.append(score)
         partners.append(image)
         best_here = block.topk(min(among, block.shape[1]), dim=1).values
         best_of_image = torch.cat([best_of_image, best_here], dim=1).topk(among, dim=1).values
     image = torch.cat(partners)
-    return Partners(image, torch.cat(scores) >= best_of_image[image, -1])
+    return Partners(image.cpu(), (torch.cat(scores) >= best_of_image[image, -1]).cpu())

@@ -22,6 +22,7 @@ class SREMMethod(Method):
     def __init__(self, *, mask_repeated_images: bool = True, **options: Any) -> None:
         check_options(SREM, options, where="method")
         self.mask_repeated_images = mask_repeated_images
+        options = {"check_finite": False, **options}  # the training watches its loss, without waiting for it
         self.objective = SREM(**options)
         # In an ablation without the complementary loss there is nothing to warm up with but the ranking of all.
         self.ranking = SREM(**{**options, "filtration": False, "weighting": False})

@@ -51,6 +51,8 @@ class DualEncoder(Matcher):
 
     def encode_images(self, batch: Batch) -> Encoded:
         regions, mask = regions_of(batch)
+        if batch.region_mask is None and regions.shape[1] == 1:  # one vector an image: nothing to average
+            return Encoded(pooled=self.image_tower(regions.squeeze(1)))
         return Encoded(pooled=self.image_tower(masked_mean(regions, mask.unsqueeze(-1), dim=1)))
 
     def encode_texts(self, batch: Batch) -> Encoded:

@@ -1,7 +1,8 @@
 """What is absent has no influence: trimming, softmax, means and batch statistics over present items only.
 
 Trailing columns that nobody fills are cut off before anything is computed. So padding a batch further
-changes no bit of the result: the very same numbers, laid out alike, are added in the very same order.
+changes no bit of the result: the very same numbers, laid out alike, are added in the very same order. On a
+CUDA device they stay, because to find them the host would have to wait in every step.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ def regions_of(batch: Batch) -> tuple[Tensor, Tensor]:
     mask = batch.region_mask
     if mask is None:
         return images, torch.ones(images.shape[:2], dtype=torch.bool, device=images.device)
-    width = trimmed_width(mask)
-    images, mask = images[:, :width].contiguous(), mask[:, :width].contiguous()
+    if not mask.is_cuda:
+        width = trimmed_width(mask)
+        images, mask = images[:, :width].contiguous(), mask[:, :width].contiguous()
     return images.masked_fill(~mask.unsqueeze(-1), 0.0), mask
 
 
@@ -37,8 +39,10 @@ def words_of(batch: Batch) -> tuple[Tensor, Tensor]:
     if batch.words is None:
         raise DataError("the batch holds no words, which this backbone needs; give the data a vocabulary")
     mask = batch.words != 0 if batch.word_mask is None else batch.word_mask
-    width = trimmed_width(mask)
-    words, mask = batch.words[:, :width].contiguous(), mask[:, :width].contiguous()
+    words = batch.words
+    if not mask.is_cuda:
+        width = trimmed_width(mask)
+        words, mask = words[:, :width].contiguous(), mask[:, :width].contiguous()
     return words.masked_fill(~mask, 0), mask
 
 

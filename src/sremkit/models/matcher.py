@@ -28,6 +28,7 @@ class Encoded:
     local: Tensor | None = None  # (n, l, d) regions or words
     mask: Tensor | None = None  # (n, l) bool, True where a region or word is present
     pooled: Tensor | None = None  # (n, d)
+    most_parts: int | None = None  # no more local vectors than this are present; where the host knows it
 
     def __len__(self) -> int:
         return next(len(t) for t in self._tensors().values())
@@ -61,7 +62,19 @@ class Encoded:
         """Without the trailing columns in which no item has anything."""
         if self.local is None or self.mask is None:
             return self
-        width = trimmed_width(self.mask)
+        return self._cut_to(trimmed_width(self.mask))
+
+    def take(self, items: Tensor, lengths: Tensor) -> Encoded:
+        """These items without trailing padding; their lengths are known to the host, which need not wait."""
+        if self.mask is None:
+            return self[items]
+        taken = self[items.to(self.mask.device)]._cut_to(max(1, int(lengths.max())))
+        return replace(taken, most_parts=int(lengths.sum()))
+
+    def _cut_to(self, width: int) -> Encoded:
+        """Without the columns from `width` on."""
+        if self.local is None or self.mask is None or self.mask.shape[1] <= width:
+            return self
         return replace(self, local=self.local[:, :width].contiguous(), mask=self.mask[:, :width].contiguous())
 
     @staticmethod
@@ -70,7 +83,8 @@ class Encoded:
         widest = max(0 if part.mask is None else part.mask.shape[1] for part in parts)
         padded = [part._padded_to(widest) for part in parts]
         names = padded[0]._tensors()
-        return Encoded(**{name: torch.cat([getattr(part, name) for part in padded]) for name in names})
+        joined: dict[str, Any] = {name: torch.cat([getattr(p, name) for p in padded]) for name in names}
+        return Encoded(**joined)
 
     def _padded_to(self, width: int) -> Encoded:
         if self.local is None or self.mask is None or self.mask.shape[1] == width:
@@ -78,7 +92,7 @@ class Encoded:
         missing = width - self.mask.shape[1]
         return replace(self, local=F.pad(self.local, (0, 0, 0, missing)), mask=F.pad(self.mask, (0, missing)))
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def _tensors(self) -> dict[str, Any]:
         return {f.name: t for f in fields(self) if isinstance(t := getattr(self, f.name), Tensor)}
 
 
@@ -153,10 +167,11 @@ class Matcher(nn.Module):
         images: Encoded,
         texts: Encoded,
         *,
-        memory_limit: int = 512 << 20,
+        memory_limit: int | None = None,
         image_chunk: int | None = None,
         text_chunk: int | None = None,
         progress: Progress | None = None,
+        on_device: bool = False,
     ) -> Tensor:
         """Logits of all images with all texts, (n, m) on the CPU, in evaluation mode and without gradients.
 
@@ -164,34 +179,41 @@ class Matcher(nn.Module):
         fit. Each part of the model is put back into the mode it was found in.
 
         Args:
-            memory_limit: bytes that one block may take beside inputs and result; sets the chunks.
+            memory_limit: bytes that one block may take beside inputs and result; sets the chunks. Half a
+                gigabyte on the processor when absent, a quarter of what is free on a GPU.
             image_chunk: images compared at once, if you would rather say so yourself.
             text_chunk: texts compared at once, likewise.
             progress: called after each block with the number of pairs done and in all.
+            on_device: leave the logits where the model lies.
         """
         n, m = len(images), len(texts)
         if n == 0 or m == 0:
             raise DataError(f"there is nothing to score: {n} images and {m} texts")
         device = next(self.parameters()).device
         # Texts of like length share a block, so that little is computed on padding.
-        order = texts.lengths.argsort(descending=True, stable=True)
-        side = _block_side(memory_limit, bytes_per_pair=4 * self.floats_per_pair(images, texts))
+        lengths = texts.lengths.cpu()
+        order = lengths.argsort(descending=True, stable=True)
+        limit = memory_limit or _memory_limit(device)
+        side = _block_side(limit, bytes_per_pair=4 * self.floats_per_pair(images, texts))
         image_chunk, text_chunk = image_chunk or side, text_chunk or side
+        images = images.trimmed()
         scores: Tensor | None = None  # made when the first block shows its number format
         with evaluating(self):
             for texts_from in range(0, m, text_chunk):
                 columns = order[texts_from : texts_from + text_chunk]
-                some_texts = texts[columns].trimmed().to(device)
+                some_texts = texts.take(columns, lengths[columns]).to(device)
                 for images_from in range(0, n, image_chunk):
                     rows = slice(images_from, images_from + image_chunk)
-                    block = self.compare(images[rows].trimmed().to(device), some_texts).cpu()
+                    block = self.compare(images[rows].to(device), some_texts)
                     if scores is None:
-                        scores = block.new_empty(n, m)
-                    scores[rows, columns.cpu()] = block
+                        scores = block.new_empty(
+                            n, m
+                        )  # stays on the device, where nothing has to wait for it
+                    scores[rows, columns.to(device)] = block
                     if progress is not None:
                         progress(texts_from * n + min(images_from + image_chunk, n) * len(columns), n * m)
         assert scores is not None
-        return scores
+        return scores if on_device else scores.cpu()
 
 
 @contextmanager
@@ -210,6 +232,12 @@ def trimmed_width(mask: Tensor) -> int:
     """How many leading columns of `mask` hold everything present; at least 1."""
     present = mask.any(dim=0).nonzero()
     return int(present[-1]) + 1 if len(present) else 1
+
+
+def _memory_limit(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 512 << 20
+    return min(16 << 30, torch.cuda.mem_get_info(device)[0] // 4)
 
 
 def _block_side(memory_limit: int, *, bytes_per_pair: int) -> int:

@@ -12,6 +12,7 @@ They come in two forms: in chunks of padded captions by plain PyTorch, and packe
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -83,7 +84,7 @@ class NodeMatcher(Matcher):
 
     def encode_texts(self, batch: Batch) -> Encoded:
         words = self.words(batch)
-        return Encoded(words.local, words.mask, self.word_attention(words.local, words.mask))
+        return replace(words, pooled=self.word_attention(words.local, words.mask))
 
     def floats_per_pair(self, images: Encoded, texts: Encoded) -> int:
         d, s = images.whole().shape[1], self.score.in_features
@@ -118,7 +119,7 @@ class NodeMatcher(Matcher):
         if not kernels.uses_triton(images.whole()):
             return None
         (regions, region_mask), (words, word_mask) = images.parts(), texts.parts()
-        packing = pack(word_mask)
+        packing = pack(word_mask, most=texts.most_parts)
         if not kernels.fits(
             kernels.compute_dtype(regions),
             num_regions=regions.shape[1],

@@ -94,4 +94,5 @@ def _apart(both: Encoded) -> tuple[Encoded, Encoded]:
 
 def _changed(encoded: Encoded, change: Callable[[str], Tensor]) -> Encoded:
     vectors = [name for name in ("local", "pooled") if getattr(encoded, name) is not None]
-    return replace(encoded, **{name: change(name) for name in vectors})
+    changed: dict[str, Any] = {name: change(name) for name in vectors}
+    return replace(encoded, **changed)

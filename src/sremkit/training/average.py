@@ -32,7 +32,6 @@ class AveragedWeights:
     def update(self, matcher: Matcher, step: int) -> None:
         """Follow the weights after update number `step`, counted from 1; running estimates are taken over."""
         share = 1 - min(self.decay, (1 + step) / (10 + step))
-        for own, followed in zip(self.matcher.parameters(), matcher.parameters(), strict=True):
-            own.lerp_(followed, share)
+        torch._foreach_lerp_(list(self.matcher.parameters()), list(matcher.parameters()), share)
         for estimate, current in zip(self.matcher.buffers(), matcher.buffers(), strict=True):
             estimate.copy_(current)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sremkit.data.batch import Batch
 from sremkit.data.batches import Batches
+from sremkit.data.prefetch import prefetched
 from sremkit.errors import UserError
 from sremkit.methods import Method, Pairing, Surroundings
 from sremkit.models.encoding import encode_everything
@@ -26,11 +27,11 @@ from sremkit.objectives import Loss, Terms
 from sremkit.recipes import TrainingSettings
 from sremkit.training.average import AveragedWeights
 from sremkit.training.checkpoint import load_optimizer_tensors, optimizer_tensors, prefixed, without_prefix
-from sremkit.training.distributed import join_ids, sum_gradients
+from sremkit.training.recorded import RecordedSteps
 from sremkit.training.run_folder import RunFolder
-from sremkit.training.scorers import scorer_for
 from sremkit.training.signals import StopRequest
 from sremkit.training.statistics import PairStatistics
+from sremkit.training.step import OptimizerStep, StepOutcome
 
 EXPLODED = 1e8  # a loss beyond this has left every useful range
 
@@ -117,13 +118,14 @@ class Trainer:
         self.observer = observer
         self.reporter = reporter
         self.model_facts = model_facts or {}
-        self.statistics = PairStatistics(len(batches.pairs), device)
+        self.statistics = PairStatistics(batches.pairs.pair_ids, device)
         self.position = Position()
-        self.optimizer = torch.optim.Adam(
-            matcher.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
+        self.step = OptimizerStep(self.matcher, method, settings, device=device, world=self.world)
+        self.optimizer = self.step.optimizer
+        self.recorded = (
+            RecordedSteps(self._as_usual, device) if _records(settings, method, process, device) else None
         )
         self.average = AveragedWeights(self.matcher, settings.average) if settings.average else None
-        self.scorer = scorer_for(matcher, settings, world=self.world)
         self.best_weights: dict[str, Tensor] | None = None  # kept in memory when there is no folder
         self._pending: tuple[int, Tensor, list[str], Tensor] | None = None
 
@@ -137,10 +139,13 @@ class Trainer:
                 epoch, warmup = self.position.epoch, self.position.epoch < self.settings.warmup_epochs
                 self._set_learning_rate(epoch)
                 self._begin_epoch(epoch, warmup=warmup)
+                if self.recorded is not None:
+                    self.recorded.forget()
                 steps = len(self.batches.order(epoch))
-                for batch in self.batches.epoch(epoch, start=self.position.step_in_epoch):
+                start = self.position.step_in_epoch
+                for batch in prefetched(self.batches, epoch, self.device, start=start):
                     started = time.perf_counter()
-                    self._update(batch, warmup=warmup)
+                    self._update(batch)
                     self.position.train_seconds += time.perf_counter() - started
                     self._report_step(epoch, steps)
                     if stop.requested or time.monotonic() - last_save > 60 * self.settings.checkpoint_minutes:
@@ -180,39 +185,31 @@ class Trainer:
         if self.position.step_in_epoch > 0:
             return  # stopped in this epoch and resumed: the method's state has what it made at its beginning
         started = time.perf_counter()
-        with self._precision():
+        with self.step.precision():
             self.method.begin_epoch(epoch, warmup=warmup)
         self.position.filter_seconds = time.perf_counter() - started
 
-    def _precision(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16")
-
-    def _update(self, batch: Batch, *, warmup: bool) -> None:
-        """One step of the optimiser."""
-        batch = batch.to(self.device, non_blocking=True)
-        if self.world > 1:
-            batch = join_ids(batch)
-        self.matcher.train()
-        with self._precision():
-            terms = self.method.loss(self.scorer, batch, warmup=warmup)
-        extra = self.scorer.extra
-        loss = terms.total + sum(extra.values())
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        if self.world > 1:
-            sum_gradients(list(self.matcher.parameters()))
-        for network in self.matcher.networks():
-            torch.nn.utils.clip_grad_norm_(network.parameters(), self.settings.clip)
-        self._settle()  # the step before: by now its numbers have arrived without waiting for the device
-        self.optimizer.step()
+    def _update(self, batch: Batch) -> None:
+        """One step of the optimiser, and what is remembered of it."""
+        if self.recorded is not None:
+            outcome = self.recorded(batch)
+        else:
+            outcome = self._as_usual(batch.to(self.device, non_blocking=True))
+        self._settle()  # the step before: its numbers have arrived while this one was on its way to the device
         self.position.step += 1
         self.position.step_in_epoch += 1
         if self.average is not None:
             self.average.update(self.matcher, self.position.step)
-        self.statistics.update(batch.pair_id, terms)
+        terms, pair_id = outcome.terms, outcome.batch.pair_id
+        self.statistics.update(pair_id, terms)
         if self.observer is not None:
-            self.observer.step(batch, terms, self.scorer.take_pull())
-        self._note(batch.pair_id, {"loss": loss.detach(), **terms.parts, **extra, **_selected(terms)})
+            self.observer.step(outcome.batch, terms, outcome.pull)
+        numbers = {"loss": outcome.loss, **terms.parts, **outcome.extra, **_selected(terms)}
+        # A recording's own numbers are overwritten by the next step.
+        self._note(pair_id if self.recorded is None else batch.pair_id, numbers)
+
+    def _as_usual(self, batch: Batch) -> StepOutcome:
+        return self.step(batch, warmup=self.position.epoch < self.settings.warmup_epochs)
 
     def _note(self, pair_id: Tensor, numbers: dict[str, Tensor]) -> None:
         packed = torch.stack([number.detach().float() for number in numbers.values()])
@@ -348,8 +345,8 @@ class Trainer:
 
     def _write_statistics(self, epoch: int) -> None:
         assert self.folder is not None
-        folder, pair_ids = self.folder.statistics, self.batches.pairs.pair_ids
-        self._guarded(lambda _: self.statistics.write(folder / f"epoch-{epoch:03d}.parquet", pair_ids))
+        folder = self.folder.statistics
+        self._guarded(lambda _: self.statistics.write(folder / f"epoch-{epoch:03d}.parquet"))
         for old in sorted(folder.glob("epoch-*.parquet"))[: -self.settings.keep_statistics]:
             old.unlink()
 
@@ -396,6 +393,29 @@ class Trainer:
             f"the loss is {loss} at step {step} (pairs {named}). Lower training.learning_rate or "
             f"training.clip, or look at these pairs.{saved}"
         )
+
+
+def _records(
+    settings: TrainingSettings, method: Method, process: tuple[int, int], device: torch.device
+) -> bool:
+    """Whether steps are recorded; refused where that would not give the same training."""
+    if not settings.recorded:
+        return False
+    if device.type != "cuda":
+        raise UserError(
+            "training.recorded replays steps on a CUDA device, and this run is on the processor; "
+            "leave it out, or choose a GPU with --set training.device=cuda"
+        )
+    if not method.recordable:
+        raise UserError(
+            "training.recorded replays the same kernels in every step, but this method decides during a step "
+            "what to compute; leave training.recorded out"
+        )
+    if process[1] > 1 or settings.micro_batch is not None or settings.compile:
+        raise UserError(
+            "training.recorded works in one process, without training.micro_batch and training.compile"
+        )
+    return True
 
 
 def _selected(terms: Loss) -> dict[str, Tensor]:

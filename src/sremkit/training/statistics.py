@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,13 +18,14 @@ COLUMNS = ("energy_i2t", "energy_t2i", "clean_i2t", "clean_t2i", "weight_i2t", "
 class PairStatistics:
     """One row a pair; NaN where the epoch has not come by yet. Stays on the device until it is asked for."""
 
-    def __init__(self, num_pairs: int, device: torch.device) -> None:
-        self.num_pairs = num_pairs
+    def __init__(self, pair_ids: Sequence[str], device: torch.device) -> None:
+        self.pair_ids = pair_ids
         self.device = device
+        self._id_column: Any = None  # made once, with the first file: the ids are the same in all of them
         self.clear()
 
     def clear(self) -> None:
-        self.table = torch.full((self.num_pairs, len(COLUMNS)), float("nan"), device=self.device)
+        self.table = torch.full((len(self.pair_ids), len(COLUMNS)), float("nan"), device=self.device)
         self.seen = False
 
     def update(self, pair_id: Tensor, terms: Loss) -> None:
@@ -43,14 +45,16 @@ class PairStatistics:
             self.table = state["table"].to(self.device)
             self.seen = True
 
-    def write(self, path: Path, pair_ids: Sequence[str]) -> None:
+    def write(self, path: Path) -> None:
         """Write the table as Parquet, in one step; the column `clean` holds truth values again."""
         if not self.seen:
             return
         pyarrow = require("pyarrow", extra="train", purpose="write per-pair statistics")
         parquet = require("pyarrow.parquet", extra="train", purpose="write per-pair statistics")
+        if self._id_column is None:
+            self._id_column = pyarrow.array(list(self.pair_ids), pyarrow.string())
         columns = dict(zip(COLUMNS, self.table.cpu().unbind(1), strict=True))
-        arrays = {"pair_id": pyarrow.array(list(pair_ids), pyarrow.string())}
+        arrays = {"pair_id": self._id_column}
         for name, column in columns.items():
             arrays[name] = pyarrow.array(column.numpy(), from_pandas=True)  # NaN becomes "unknown"
             if name.startswith("clean"):

@@ -1,0 +1,103 @@
+"""Training steps that are recorded once and replayed: CUDA graphs.
+
+A step of a small model is hundreds of short kernels, and the host takes longer to launch them than the
+device to run them. Recorded, they are launched as one. What a recording cannot see are Python's own decisions, and
+its shapes are fixed. So steps are recorded anew in each epoch, where rates and a method's memory may have changed;
+texts are padded to a few widths; and the first steps of each shape run as usual, which also prepares libraries.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sremkit.data.batch import Batch
+
+Outcome = TypeVar("Outcome")
+
+_WIDTH = 8  # with the node of the whole text, texts are padded to a multiple of so many nodes
+_WORDS = 128  # and all words of a batch to a multiple of so many
+_AS_USUAL = 2  # steps of each shape before the first recording
+
+
+class _Recording(NamedTuple):
+    graph: Any
+    batch: Batch  # what the graph reads
+    outcome: Any  # what it writes
+
+
+class RecordedSteps(Generic[Outcome]):
+    """Calls `step` with batches on the device; from the third batch of a shape on by replaying a recording.
+
+    An outcome's tensors are valid until the next call.
+    """
+
+    def __init__(self, step: Callable[[Batch], Outcome], device: torch.device) -> None:
+        self._step = step
+        self._device = device
+        self._seen: Counter[tuple[Any, ...]] = Counter()
+        self._recordings: dict[tuple[Any, ...], _Recording] = {}
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def forget(self) -> None:
+        """Record anew from now on: something that steps depend on was changed outside of them."""
+        self._recordings.clear()
+        self._pool = torch.cuda.graph_pool_handle()  # the memory of the old ones went with them
+
+    def __call__(self, batch: Batch) -> Outcome:
+        batch = round_up(batch)
+        shape = _shape(batch)
+        if self._seen[shape] < _AS_USUAL:
+            self._seen[shape] += 1
+            return self._as_usual(batch.to(self._device, non_blocking=True))
+        if shape not in self._recordings:
+            self._recordings[shape] = self._record(batch.to(self._device))
+        recording = self._recordings[shape]
+        for own, given in zip(_tensors(recording.batch), _tensors(batch), strict=True):
+            own.copy_(given, non_blocking=True)
+        recording.graph.replay()
+        return recording.outcome
+
+    def _as_usual(self, batch: Batch) -> Outcome:
+        # On the stream that will record: what libraries keep for a stream is then there.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            outcome = self._step(batch)
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        return outcome
+
+    def _record(self, batch: Batch) -> _Recording:
+        graph = torch.cuda.CUDAGraph()
+        # Threads that read ahead ask for memory meanwhile, which is not part of the step.
+        mode = "thread_local"
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=mode):
+            outcome = self._step(batch)
+        return _Recording(graph, batch, outcome)
+
+
+def round_up(batch: Batch) -> Batch:
+    """The batch with its texts padded to one of a few widths and numbers of words."""
+    if batch.words is None or batch.word_mask is None or batch.most_words is None:
+        return batch
+    missing = -(1 + batch.words.shape[1]) % _WIDTH
+    return replace(
+        batch,
+        words=F.pad(batch.words, (0, missing)),
+        word_mask=F.pad(batch.word_mask, (0, missing)),
+        most_words=-(-batch.most_words // _WORDS) * _WORDS,
+    )
+
+
+def _shape(batch: Batch) -> tuple[Any, ...]:
+    return batch.most_words, *(t.shape for t in _tensors(batch))
+
+
+def _tensors(batch: Batch) -> list[Tensor]:
+    return [t for f in fields(batch) if isinstance(t := getattr(batch, f.name), Tensor)]

@@ -1,0 +1,124 @@
+"""Packings with more rows than words, as they come where only the device knows how many words there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.kernel_cases import DEVICE
+from small_models import Items, make_items, small_matcher, some_loss
+from sremkit import kernels
+from sremkit.kernels import tails
+from sremkit.kernels.packing import pack, packed, padded
+
+pytest.importorskip("triton", reason="the kernels need Triton")
+
+MASK = torch.tensor([[True, True, False, False], [True, False, False, False], [True, True, True, False]])
+
+
+@contextmanager
+def rubbish_in_fresh_memory() -> Iterator[None]:
+    """Memory that nobody has written is NaN, so that reading it shows."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def test_with_the_number_of_words_the_packing_is_the_same() -> None:
+    exact, given = pack(MASK), pack(MASK, most=6)
+    assert torch.equal(given.starts, exact.starts)
+    assert torch.equal(given.places, exact.places)
+    assert given.longest == 4  # the width: how long the longest caption is would have to be asked
+    assert torch.equal(given.node_rows()[:, :4], exact.node_rows())
+    assert not given.node_mask()[:, 4].any()
+
+
+def test_spare_rows_come_last_and_belong_to_nobody() -> None:
+    exact, given = pack(MASK), pack(MASK, most=9)
+    assert torch.equal(given.starts, exact.starts)
+    assert torch.equal(given.places[:6], exact.places)
+    assert (given.num_words, given.num_nodes) == (9, 12)
+    assert ((0 <= given.places) & (given.places < MASK.numel())).all()  # something to read, whatever it is
+    assert int(given.node_rows().max()) == 3 + 5  # the last word's row
+    nodes = torch.arange(1.0, 25.0).view(1, 12, 2)
+    assert torch.equal(padded(nodes, given)[:, :, :4], padded(nodes[:, :9], exact))
+    assert torch.equal(packed(padded(nodes, given), given), nodes[:, :9])
+
+
+def test_a_caption_without_words_takes_no_row() -> None:
+    mask = torch.tensor([[False, False], [True, True], [False, False], [True, False]])
+    given = pack(mask, most=5)
+    assert given.starts.tolist() == [0, 0, 2, 2, 3]
+    assert given.places[:3].tolist() == [2, 3, 6]
+
+
+@pytest.mark.parametrize("rows", [9, 10, 31, 32, 33, 64, 70])
+def test_a_tail_is_cleared_from_its_first_row_to_its_last(rows: int) -> None:
+    packing = pack(MASK.to(DEVICE), most=rows - 3)  # 3 global nodes and 6 words: the tail begins at row 9
+    wide, narrow = torch.full((2, rows, 5), 7.0, device=DEVICE), torch.full((1, rows, 1), 7.0, device=DEVICE)
+    tails.clear_tail(packing, wide, narrow)
+    for nodes in (wide, narrow):
+        assert (nodes[:, :9] == 7).all()
+        assert (nodes[:, 9:] == 0).all()
+
+
+@pytest.mark.parametrize("most", [29, 40, 70])
+def test_a_tail_may_begin_where_a_block_does(most: int) -> None:
+    mask = torch.ones(3, 10, dtype=torch.bool)
+    mask[0, 9] = False  # 29 words and 3 global nodes: 32 rows, as many as a program takes
+    nodes = torch.full((2, 3 + most, 3), 7.0, device=DEVICE)
+    tails.clear_tail(pack(mask.to(DEVICE), most=most), nodes)
+    assert (nodes[:, :32] == 7).all()
+    assert (nodes[:, 32:] == 0).all()
+
+
+def step(name: str, items: Items, most: int | None, *, dtype: torch.dtype, backend: str) -> dict[str, Tensor]:
+    """Logits, gradients and running estimates after a step in training mode, in float64."""
+    matcher = small_matcher(name).to(DEVICE, dtype).train()
+    batch = replace(items.batch(name), most_words=most).to(DEVICE)
+    with kernels.use(backend):
+        logits = matcher(replace(batch, images=batch.images.to(dtype)))
+        some_loss(logits).backward()
+    found = {"logits": logits, **{key: p.grad for key, p in matcher.named_parameters()}}
+    return {key: t.detach().double() for key, t in {**found, **dict(matcher.named_buffers())}.items()}
+
+
+def difference(found: dict[str, Tensor], right: dict[str, Tensor]) -> float:
+    """The largest, as a share of each tensor's largest number, or of 0.01 if that is more."""
+    assert found.keys() == right.keys()
+    shares = [
+        (found[key] - right[key]).abs().max() / right[key].abs().max().clamp_min(0.01) for key in right
+    ]
+    return torch.stack(shares).max().item()  # a NaN is the largest of all
+
+
+@pytest.mark.parametrize("name", ["sgr", "saf"])
+def test_spare_rows_have_no_influence_on_logits_and_gradients(name: str) -> None:
+    items = make_items(4)
+    words = sum(len(caption) for caption in items.captions)
+    right = step(name, items, None, dtype=torch.float64, backend="plain")
+    with rubbish_in_fresh_memory():
+        exact = step(name, items, None, dtype=torch.float32, backend="triton")
+        for most in (words, words + 1, words + 45):
+            found = step(name, items, most, dtype=torch.float32, backend="triton")
+            assert difference(found, exact) < 1e-5, most
+            assert difference(found, right) < 1e-4, most
+
+
+@pytest.mark.parametrize("name", ["sgr", "saf"])
+def test_a_tail_that_nobody_clears_would_be_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    items = make_items(4)
+    for module in ("node_attention", "node_sum"):
+        monkeypatch.setattr(f"sremkit.kernels.{module}.clear_tail", lambda *_: None)
+    exact = step(name, items, None, dtype=torch.float64, backend="plain")
+    with rubbish_in_fresh_memory():
+        found = step(name, items, 60, dtype=torch.float32, backend="triton")
+    assert not difference(found, exact) < 1e-4

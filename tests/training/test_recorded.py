@@ -1,0 +1,182 @@
+"""Recorded steps: what is refused, what padding to a few widths changes, and that a replay is a step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from small_models import make_items, small_matcher, some_loss
+from sremkit.data import Batches, Pairs
+from sremkit.data.batch import Batch
+from sremkit.data.features import ArrayFeatures
+from sremkit.errors import UserError
+from sremkit.methods import METHODS, build_method
+from sremkit.models import build_matcher
+from sremkit.recipes import TrainingSettings
+from sremkit.training.loop import Trainer, _records
+from sremkit.training.recorded import round_up
+from training import tiny
+
+CUDA = torch.device("cuda")
+
+
+def batch_of(words: tuple[int, int], *, known: bool = True) -> Batch:
+    """Captions of so many words at least and at most, with their number."""
+    batch = make_items(6, words=words).batch()
+    return replace(batch, most_words=int(batch.word_mask.sum()) if known else None)
+
+
+@pytest.mark.parametrize(("longest", "width"), [(2, 7), (7, 7), (8, 15), (15, 15), (16, 23)])
+def test_with_the_node_of_the_whole_text_the_width_is_a_multiple_of_eight(longest: int, width: int) -> None:
+    batch = batch_of((1, longest))
+    padded = round_up(batch)
+    assert padded.words.shape == padded.word_mask.shape == (6, width)
+    assert torch.equal(padded.words[:, :longest], batch.words)
+    assert torch.equal(padded.word_mask[:, :longest], batch.word_mask)
+    assert not padded.words[:, longest:].any()
+    assert not padded.word_mask[:, longest:].any()
+    assert padded.images is batch.images
+
+
+@pytest.mark.parametrize(("words", "most"), [(1, 256), (255, 256), (256, 256), (257, 512)])
+def test_the_number_of_words_becomes_a_multiple_of_256(words: int, most: int) -> None:
+    assert round_up(replace(batch_of((1, 5)), most_words=words)).most_words == most
+
+
+def test_a_batch_without_words_or_without_their_number_stays_as_it_is() -> None:
+    unknown = batch_of((1, 5), known=False)
+    assert round_up(unknown) is unknown
+    sentences = replace(batch_of((1, 5)), words=None, word_mask=None, most_words=None)
+    assert round_up(sentences) is sentences
+
+
+def test_padding_has_no_influence_on_logits_and_gradients() -> None:
+    results = []
+    for change in (lambda batch: batch, round_up):
+        matcher = small_matcher("sgr").train()
+        logits = matcher(change(batch_of((2, 9))))
+        some_loss(logits).backward()
+        results.append([logits.detach(), *(p.grad for p in matcher.parameters())])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-10, atol=1e-12)
+
+
+def test_recording_on_the_processor_is_refused_with_two_ways_out() -> None:
+    with pytest.raises(UserError, match=r"on a CUDA device.*on the processor.*--set training.device=cuda"):
+        tiny.tiny_trainer(recorded=True)
+
+
+def refused(method: str = "srem", process: tuple[int, int] = (0, 1), **settings: object) -> bool:
+    made = TrainingSettings(**{"recorded": True, **settings})
+    return not _records(made, build_method(method), process, CUDA)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if not METHODS[name].recordable])
+def test_a_method_that_decides_during_a_step_is_refused(method: str) -> None:
+    with pytest.raises(UserError, match="this method decides during a step.*leave training.recorded out"):
+        refused(method)
+
+
+def test_methods_that_divide_pairs_or_learn_by_meta_steps_are_not_recordable() -> None:
+    assert {"mscn", "ncr", "bicro", "decl"} <= {name for name in METHODS if not METHODS[name].recordable}
+    assert {"srem", "infonce", "hinge", "rcl"} <= {name for name in METHODS if METHODS[name].recordable}
+
+
+@pytest.mark.parametrize("settings", [{"process": (1, 2)}, {"micro_batch": 8}, {"compile": True}], ids=str)
+def test_what_a_recording_does_not_know_is_refused_by_name(settings: dict) -> None:
+    with pytest.raises(
+        UserError, match="in one process, without training.micro_batch and training.compile"
+    ):
+        refused(**settings)
+
+
+def test_what_is_left_is_recorded_and_only_where_it_was_asked_for() -> None:
+    assert not refused()
+    assert refused(recorded=False, compile=True)
+
+
+class Letters:
+    """A vocabulary in which every letter is a word."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) - ord("a") + 1 for letter in text]
+
+
+def lettered_pairs(num_images: int = 40, captions: int = 2) -> Pairs:
+    """Captions of 1 to 20 words."""
+    rng = np.random.default_rng(0)
+    num_texts = num_images * captions
+    return Pairs(
+        name="letters",
+        split="train",
+        pair_ids=[f"pair-{k}" for k in range(num_texts)],
+        texts=["".join(rng.choice(list("abcdef"), size=rng.integers(1, 21))) for _ in range(num_texts)],
+        image_of_text=np.repeat(np.arange(num_images), captions),
+        image_ids=[str(k) for k in range(num_images)],
+        image_features=ArrayFeatures(rng.normal(size=(num_images, 5, 12)).astype(np.float32)),
+        text_features=ArrayFeatures(rng.normal(size=(num_texts, 8)).astype(np.float32)),
+    )
+
+
+#: Without dropout: padding would ask for more random numbers.
+MODELS = {
+    "dual": {"text_dim": 8, "hidden_size": 16, "embed_size": 8, "dropout": 0.0},
+    "sgr": {"vocab_size": 10, "embed_size": 16, "word_dim": 6, "sim_dim": 8, "num_regions": 5, "dropout": 0.0},
+}
+
+
+class Losses:
+    """What a run reports: after every step the epoch's mean so far."""
+
+    def __init__(self) -> None:
+        self.means: list[float] = []
+
+    def step(self, epoch: int, step: int, steps: int, means: dict[str, float]) -> None:
+        self.means.append(means.get("loss", 0.0))
+
+    def epoch(self, row: dict) -> None:
+        self.means.append(row["loss"])
+
+    def warn(self, sentence: str) -> None:
+        pass
+
+
+def losses_of_a_run(name: str, device: torch.device, *, recorded: bool) -> tuple[list[float], Trainer]:
+    """Ten epochs of 6 steps, two of them warm-up; batches are bucketed by length, so widths change."""
+    settings = TrainingSettings(
+        epochs=8, warmup_epochs=2, decay_after=4, batch_size=16, learning_rate=1e-3, drop_last=True,
+        recorded=recorded, average=0.9,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        matcher = build_matcher(name, image_dim=12, **MODELS[name])
+    pairs, losses = lettered_pairs(num_images=50), Losses()
+    batches = Batches(pairs, batch_size=16, vocabulary=Letters(), drop_last=True, bucket_by_length=True)
+    trainer = Trainer(matcher, build_method("srem"), batches, settings, device=device, reporter=losses)
+    trainer.run()
+    return losses.means, trainer
+
+
+def test_the_run_that_recordings_are_compared_with_changes_its_widths_and_learns() -> None:
+    batches = Batches(lettered_pairs(50), batch_size=16, vocabulary=Letters(), bucket_by_length=True)
+    widths = {round_up(batch).words.shape[1] for epoch in range(2) for batch in batches.epoch(epoch)}
+    assert len(widths) > 1
+    losses, _ = losses_of_a_run("dual", torch.device("cpu"), recorded=False)
+    assert len(losses) == 10 * 6 + 10
+    assert np.isfinite(losses).all()
+    assert losses[1] != losses[-1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a CUDA device")
+@pytest.mark.parametrize("name", MODELS)
+def test_a_recorded_run_is_the_run_as_usual(name: str) -> None:
+    usual, as_usual = losses_of_a_run(name, CUDA, recorded=False)
+    found, replayed = losses_of_a_run(name, CUDA, recorded=True)
+    assert replayed.recorded is not None
+    assert replayed.recorded._recordings  # in the last epoch too, steps were replayed
+    # Sums in another order differ in the seventh digit, and Adam's first steps make more of it.
+    np.testing.assert_allclose(found, usual, rtol=2e-3, atol=1e-4)
+    assert torch.equal(replayed.statistics.table.isnan(), as_usual.statistics.table.isnan())
