@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from sremkit.audit.choice import mismatches_at
 from sremkit.audit.competition import Competition, join_witnesses
 from sremkit.audit.fold_judging import learn_witnesses
 from sremkit.audit.judging import JudgingSettings, judge
+from sremkit.audit.judging_settings import WORD_EPOCHS
 from sremkit.audit.surely_wrong import make_wrong_pairs, number_texts
 from sremkit.audit.vectors import read_vectors
 from sremkit.audit.verdicts import NOBODY, Verdicts
@@ -171,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if rows:
         print(table(rows))
     if options.scenes:
-        subtle = scenes_row(options.scenes, settings)
+        subtle = scenes_row(options.scenes, replace(settings, word_epochs=WORD_EPOCHS))
         print(
             f"scenes: {100 * subtle['subtle_recall']:.0f} % of the subtle mismatches at precision 0.9, "
             f"{100 * subtle['shuffled_recall']:.0f} % of the shuffled ones"

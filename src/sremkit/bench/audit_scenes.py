@@ -4,7 +4,7 @@
 
 The pictures and captions become vectors without anything being learnt from their pairing: a picture is the
 principal components of all its patches at their places, a caption the words and near pairs of words that it holds.
-Then the audit judges them as it judges any vectors, and the truth is joined.
+Then the audit judges them as it judges any vectors, single words by the patches, and the truth is joined.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 
 from sremkit.audit.choice import mismatches_at
 from sremkit.audit.judging import JudgingSettings, judge
+from sremkit.audit.judging_settings import WORD_EPOCHS
 from sremkit.bench.grid import write_csv
 from sremkit.data import Pairs
 from sremkit.data.features import ArrayFeatures
@@ -40,13 +41,14 @@ def scenes_row(
     """Make scenes, judge them, and measure what was found of each kind of mismatch."""
     pairs, truth = mismatched_scenes(num_scenes, seed=settings.seed, rate=rate, subtle_share=subtle_share)
     started, worked = time.monotonic(), time.process_time()
-    verdicts = judge(as_vectors(pairs), settings)
+    verdicts = judge(as_vectors(pairs), settings, regions=pairs.image_features)
     noise_rate = verdicts.noise_rate
     return {
         "data": "scenes",
         "pairs": len(pairs),
         "seed": settings.seed,
         "subtle_share": subtle_share,
+        "word_epochs": settings.word_epochs,
         **found(verdicts.mismatch_score, truth, calls=noise_rate is not None),
         "estimated_rate": float("nan") if noise_rate is None else noise_rate.estimate,
         "seconds": time.monotonic() - started,
@@ -131,12 +133,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--scenes", type=int, default=2000, help="pictures, with five captions each")
     parser.add_argument("--rate", type=float, default=0.4, help="share of wrong pairs")
     parser.add_argument("--subtle-share", type=float, default=0.5, help="share of subtle ones among them")
+    parser.add_argument("--word-epochs", type=int, default=WORD_EPOCHS, help="0: do not look at single words")
     parser.add_argument("--seed", type=int, default=0, help="of the scenes and of the judging")
     parser.add_argument("--out", type=Path, help="CSV to write")
     options = parser.parse_args(arguments)
     row = scenes_row(
         options.scenes,
-        JudgingSettings(seed=options.seed),
+        JudgingSettings(seed=options.seed, word_epochs=options.word_epochs),
         rate=options.rate,
         subtle_share=options.subtle_share,
     )

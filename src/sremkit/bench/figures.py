@@ -118,7 +118,8 @@ def _mean_curve(histories: Sequence[Sequence[dict[str, Any]]], key: str) -> list
 
 
 def _colors() -> list[str]:
-    return [*COLORS, "#8c6d31", "#637939", "#843c39", "#7b4173", "#3182bd"]
+    """Ten that can be told apart."""
+    return [*COLORS, "#111111", "#e0489a", "#8c6d31", "#5ab4d6", "#8f8f8f"]
 
 
 def new_axes(rows: int, columns: int, *, width: float, height: float) -> tuple[Any, list[Any]]:

@@ -76,7 +76,7 @@ class Blocks(NamedTuple):
 # without tuning.
 FORWARD = {2: [Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 3), Blocks(128, 32, 8, 4)], 4: [Blocks(64, 32, 8, 2)]}
 BACKWARD = {
-    2: [Blocks(128, 64, 8, 2), Blocks(64, 64, 8, 2), Blocks(128, 32, 8, 2)],
+    2: [Blocks(64, 32, 4, 3), Blocks(128, 32, 8, 3), Blocks(128, 64, 8, 2)],
     4: [Blocks(32, 32, 8, 2)],
 }
 

@@ -20,7 +20,7 @@ from sremkit.kernels.language import EPSILON, block, jit, precision, tl
 from sremkit.kernels.packing import Packing
 from sremkit.kernels.twice import recorded_gradients
 
-_WARPS = 8
+_WARPS = 4  # two spill registers, eight wait for each other
 _PARTS = 16  # programs an image in the backward pass; each adds up a Gram gradient of its own
 
 
