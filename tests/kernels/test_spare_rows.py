@@ -46,7 +46,7 @@ def test_spare_rows_come_last_and_belong_to_nobody() -> None:
     assert torch.equal(given.starts, exact.starts)
     assert torch.equal(given.places[:6], exact.places)
     assert (given.num_words, given.num_nodes) == (9, 12)
-    assert ((0 <= given.places) & (given.places < MASK.numel())).all()  # something to read, whatever it is
+    assert ((given.places >= 0) & (given.places < MASK.numel())).all()  # something to read, whatever it is
     assert int(given.node_rows().max()) == 3 + 5  # the last word's row
     nodes = torch.arange(1.0, 25.0).view(1, 12, 2)
     assert torch.equal(padded(nodes, given)[:, :, :4], padded(nodes[:, :9], exact))
@@ -94,9 +94,7 @@ def step(name: str, items: Items, most: int | None, *, dtype: torch.dtype, backe
 def difference(found: dict[str, Tensor], right: dict[str, Tensor]) -> float:
     """The largest, as a share of each tensor's largest number, or of 0.01 if that is more."""
     assert found.keys() == right.keys()
-    shares = [
-        (found[key] - right[key]).abs().max() / right[key].abs().max().clamp_min(0.01) for key in right
-    ]
+    shares = [(found[key] - right[key]).abs().max() / right[key].abs().max().clamp_min(0.01) for key in right]
     return torch.stack(shares).max().item()  # a NaN is the largest of all
 
 

@@ -12,8 +12,8 @@ import torch
 from sremkit.data import Batches, make_noise
 from sremkit.evaluation import detection_metrics
 from sremkit.methods import METHODS, Surroundings, build_method
-from sremkit.training.loop import StoppedError
 from sremkit.training.run_folder import RunFolder
+from sremkit.training.trouble import StoppedError
 from training import tiny
 
 

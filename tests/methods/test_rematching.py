@@ -12,8 +12,8 @@ from sremkit.data import Batches, make_noise
 from sremkit.methods import build_method
 from sremkit.methods.rematching import find_partners
 from sremkit.models import Encoded, Matcher
-from sremkit.training.loop import StoppedError
 from sremkit.training.run_folder import RunFolder
+from sremkit.training.trouble import StoppedError
 from training import tiny
 from training.test_resume import StopAfter, assert_same
 

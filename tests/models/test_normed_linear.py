@@ -70,7 +70,9 @@ def test_values_and_gradients_of_two_orders_are_those_of_the_layers() -> None:
     assert all(g.abs().max() > 0.1 for g in second)
 
 
-def wrong_backward(mistake: str, upstream: Tensor, normed: Tensor, g: Tensor, s: Tensor, w: Tensor) -> list[Tensor]:
+def wrong_backward(
+    mistake: str, upstream: Tensor, normed: Tensor, g: Tensor, s: Tensor, w: Tensor
+) -> list[Tensor]:
     product, total = upstream.T @ normed, upstream.sum(dim=0)
     by_gain, by_shift = (product * w).sum(dim=0), total @ w
     by_weight = product * g + total[:, None] * s
@@ -128,6 +130,24 @@ def test_autocast_computes_as_it_does_for_the_layers() -> None:
         found, right = normed_linear(x, norm, linear), linear(norm(x))
     assert found.dtype == torch.bfloat16
     assert torch.equal(found, right)
+    parameters = [*norm.parameters(), *linear.parameters()]
+    upstream = random(B, H, seed=5).bfloat16()
+    by_found, by_right = (torch.autograd.grad(y, parameters, upstream) for y in (found, right))
+    assert all(torch.equal(x, y) for x, y in zip(by_found, by_right, strict=True))
+
+
+@pytest.mark.parametrize("hidden", [64, 130])
+def test_more_hidden_units_than_are_taken_at_a_time(hidden: int) -> None:
+    norm, linear = nn.LayerNorm(D, dtype=torch.float64), nn.Linear(D, hidden, dtype=torch.float64)
+    with torch.no_grad():
+        linear.weight.copy_(random(hidden, D, seed=1))
+    x, upstream = random(B, D, seed=6), random(B, hidden, seed=5)
+    parameters = [*norm.parameters(), *linear.parameters()]
+    found, right = (
+        torch.autograd.grad(y, parameters, upstream)
+        for y in (normed_linear(x, norm, linear), linear(norm(x)))
+    )
+    torch.testing.assert_close(found, right, rtol=1e-11, atol=1e-11)
 
 
 def test_a_compiler_sees_the_layers() -> None:

@@ -10,8 +10,8 @@ import torch
 from sremkit.errors import UserError
 from sremkit.models import build_matcher
 from sremkit.training.average import AveragedWeights
-from sremkit.training.loop import StoppedError
 from sremkit.training.run_folder import RunFolder
+from sremkit.training.trouble import StoppedError
 from training import tiny
 from training.test_resume import StopAfter, assert_same
 

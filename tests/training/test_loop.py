@@ -14,9 +14,9 @@ from sremkit.data.features import ArrayFeatures
 from sremkit.errors import UserError
 from sremkit.models import build_matcher
 from sremkit.training import checkpoint
-from sremkit.training.loop import DivergedError
 from sremkit.training.pieces import PiecewiseMatcher
 from sremkit.training.run_folder import RunFolder
+from sremkit.training.trouble import DivergedError
 from training import tiny
 
 

@@ -16,8 +16,8 @@ from sremkit.errors import UserError
 from sremkit.methods import METHODS, build_method
 from sremkit.models import build_matcher
 from sremkit.recipes import TrainingSettings
-from sremkit.training.loop import Trainer, _records
-from sremkit.training.recorded import round_up
+from sremkit.training.loop import Trainer
+from sremkit.training.recorded import _WORDS, RecordedSteps, _Recording, records, round_up
 from training import tiny
 
 CUDA = torch.device("cuda")
@@ -41,8 +41,11 @@ def test_with_the_node_of_the_whole_text_the_width_is_a_multiple_of_eight(longes
     assert padded.images is batch.images
 
 
-@pytest.mark.parametrize(("words", "most"), [(1, 256), (255, 256), (256, 256), (257, 512)])
-def test_the_number_of_words_becomes_a_multiple_of_256(words: int, most: int) -> None:
+@pytest.mark.parametrize(
+    ("words", "most"),
+    [(1, _WORDS), (_WORDS - 1, _WORDS), (_WORDS, _WORDS), (_WORDS + 1, 2 * _WORDS), (2 * _WORDS, 2 * _WORDS)],
+)
+def test_the_number_of_words_is_rounded_up_to_a_multiple(words: int, most: int) -> None:
     assert round_up(replace(batch_of((1, 5)), most_words=words)).most_words == most
 
 
@@ -70,12 +73,12 @@ def test_recording_on_the_processor_is_refused_with_two_ways_out() -> None:
 
 def refused(method: str = "srem", process: tuple[int, int] = (0, 1), **settings: object) -> bool:
     made = TrainingSettings(**{"recorded": True, **settings})
-    return not _records(made, build_method(method), process, CUDA)
+    return not records(made, build_method(method), process, CUDA)
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if not METHODS[name].recordable])
 def test_a_method_that_decides_during_a_step_is_refused(method: str) -> None:
-    with pytest.raises(UserError, match="this method decides during a step.*leave training.recorded out"):
+    with pytest.raises(UserError, match=r"this method decides during a step.*leave training\.recorded out"):
         refused(method)
 
 
@@ -86,15 +89,51 @@ def test_methods_that_divide_pairs_or_learn_by_meta_steps_are_not_recordable() -
 
 @pytest.mark.parametrize("settings", [{"process": (1, 2)}, {"micro_batch": 8}, {"compile": True}], ids=str)
 def test_what_a_recording_does_not_know_is_refused_by_name(settings: dict) -> None:
-    with pytest.raises(
-        UserError, match="in one process, without training.micro_batch and training.compile"
-    ):
+    with pytest.raises(UserError, match=r"one process, without training\.micro_batch and training\.compile"):
         refused(**settings)
 
 
 def test_what_is_left_is_recorded_and_only_where_it_was_asked_for() -> None:
     assert not refused()
     assert refused(recorded=False, compile=True)
+
+
+class StandIn:
+    """In the place of a CUDA graph: replayed, it does to the recorded batch what the step did."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch, self.outcome = batch, torch.zeros((), dtype=torch.int64)
+
+    def replay(self) -> None:
+        self.outcome.copy_(self.batch.words.sum())
+
+
+def test_steps_of_a_shape_run_twice_then_are_recorded_then_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bookkeeping alone, without a device."""
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    story: list[str] = []
+
+    def as_usual(_: RecordedSteps, batch: Batch) -> torch.Tensor:
+        story.append(f"usual {batch.words.shape[1]}")
+        return batch.words.sum()
+
+    def record(_: RecordedSteps, batch: Batch) -> _Recording:
+        story.append(f"record {batch.words.shape[1]}")
+        graph = StandIn(batch)
+        return _Recording(graph, batch, graph.outcome)
+
+    monkeypatch.setattr(RecordedSteps, "_as_usual", as_usual)
+    monkeypatch.setattr(RecordedSteps, "_record", record)
+    steps: RecordedSteps = RecordedSteps(lambda batch: None, torch.device("cpu"))
+    for seed, longest in enumerate((5, 12, 5, 6, 5, 12, 12)):  # 6 is as wide as 5 after padding
+        batch = make_items(4, seed=seed, words=(1, longest)).batch()
+        batch = replace(batch, most_words=int(batch.word_mask.sum()))
+        assert int(steps(batch)) == int(batch.words.sum())  # of this batch, not of the recorded one
+    assert story == ["usual 7", "usual 15", "usual 7", "record 7", "usual 15", "record 15"]
+    steps.forget()
+    steps(batch)
+    assert story[6:] == ["record 15"]  # anew, but nothing has to be prepared again
 
 
 class Letters:
@@ -122,8 +161,8 @@ def lettered_pairs(num_images: int = 40, captions: int = 2) -> Pairs:
 
 #: Without dropout: padding would ask for more random numbers.
 MODELS = {
-    "dual": {"text_dim": 8, "hidden_size": 16, "embed_size": 8, "dropout": 0.0},
-    "sgr": {"vocab_size": 10, "embed_size": 16, "word_dim": 6, "sim_dim": 8, "num_regions": 5, "dropout": 0.0},
+    "dual": dict(text_dim=8, hidden_size=16, embed_size=8, dropout=0.0),
+    "sgr": dict(vocab_size=10, embed_size=16, word_dim=6, sim_dim=8, num_regions=5, dropout=0.0),
 }
 
 
@@ -144,9 +183,13 @@ class Losses:
 
 
 def losses_of_a_run(name: str, device: torch.device, *, recorded: bool) -> tuple[list[float], Trainer]:
-    """Ten epochs of 6 steps, two of them warm-up; batches are bucketed by length, so widths change."""
+    """Six epochs of 6 steps, two of them warm-up; batches are bucketed by length, so widths change.
+
+    The rate is small, because SREM selects pairs: shake the starting weights of SGR by a millionth, and at ten
+    times this rate losses change by 14 %; at this one by 4e-5.
+    """
     settings = TrainingSettings(
-        epochs=8, warmup_epochs=2, decay_after=4, batch_size=16, learning_rate=1e-3, drop_last=True,
+        epochs=4, warmup_epochs=2, decay_after=2, batch_size=16, learning_rate=1e-4, drop_last=True,
         recorded=recorded, average=0.9,
     )  # fmt: skip
     with torch.random.fork_rng():
@@ -159,24 +202,24 @@ def losses_of_a_run(name: str, device: torch.device, *, recorded: bool) -> tuple
     return losses.means, trainer
 
 
-def test_the_run_that_recordings_are_compared_with_changes_its_widths_and_learns() -> None:
+def test_the_run_that_recordings_are_compared_with_changes_its_widths_and_its_loss() -> None:
     batches = Batches(lettered_pairs(50), batch_size=16, vocabulary=Letters(), bucket_by_length=True)
     widths = {round_up(batch).words.shape[1] for epoch in range(2) for batch in batches.epoch(epoch)}
     assert len(widths) > 1
     losses, _ = losses_of_a_run("dual", torch.device("cpu"), recorded=False)
-    assert len(losses) == 10 * 6 + 10
+    assert len(losses) == 6 * 6 + 6
     assert np.isfinite(losses).all()
     assert losses[1] != losses[-1]
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a CUDA device")
+@pytest.mark.filterwarnings("ignore::FutureWarning:torch", "ignore::UserWarning:torch")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_recorded_run_is_the_run_as_usual(name: str) -> None:
-    usual, as_usual = losses_of_a_run(name, CUDA, recorded=False)
+    usual, _ = losses_of_a_run(name, CUDA, recorded=False)
     found, replayed = losses_of_a_run(name, CUDA, recorded=True)
     assert replayed.recorded is not None
     assert replayed.recorded._recordings  # in the last epoch too, steps were replayed
-    # Sums in another order differ in the seventh digit, and Adam's first steps make more of it.
-    np.testing.assert_allclose(found, usual, rtol=2e-3, atol=1e-4)
-    assert torch.equal(replayed.statistics.table.isnan(), as_usual.statistics.table.isnan())
+    # Sums in another order differ in the seventh digit, and training makes more of it.
+    np.testing.assert_allclose(found, usual, rtol=1e-3, atol=0)

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from sremkit.training.checkpoint import is_valid
-from sremkit.training.loop import StoppedError
 from sremkit.training.run_folder import RunFolder
+from sremkit.training.trouble import StoppedError
 from training import tiny
 
 KILLS = 20

@@ -64,6 +64,7 @@ def make_batch(
         region_mask=None if pixels else torch.ones(batch_size, regions, dtype=torch.bool),
         words=numbers,
         word_mask=mask,
+        most_words=int(mask.sum()),
         sentences=torch.randn(batch_size, SENTENCE_DIM, generator=g),
     )
 

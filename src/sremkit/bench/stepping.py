@@ -21,6 +21,7 @@ from sremkit.bench.caption_loops import LOOPS
 from sremkit.bench.grid import write_csv
 from sremkit.data.batch import Batch
 from sremkit.models import Matcher, build_matcher
+from sremkit.training.recorded import RecordedSteps
 
 #: Backbones whose comparison goes through kernels.
 FUSED = ("saf", "sgr", "sgraf", "scan-t2i")
@@ -84,11 +85,13 @@ class Bench:
         )
 
     def step_of(self, matcher: Matcher, way: str) -> Callable[[Batch], None]:
-        """A training step in one of the ways: "fused", "plain", "compiled", or "loop" over captions.
+        """A training step in one of the ways: "fused", "recorded", "plain", "compiled", or "loop" over captions.
 
-        The loop is the yardstick and computes as the field's public codes do, in float32.
+        Recorded is fused, replayed as one CUDA graph. The loop is the yardstick and computes as the field's public
+        codes do, in float32.
         """
-        optimizer = torch.optim.Adam(matcher.parameters(), lr=2e-4, fused=self.device.type == "cuda")
+        recorded, on_cuda = way == "recorded", self.device.type == "cuda"
+        optimizer = torch.optim.Adam(matcher.parameters(), lr=2e-4, fused=on_cuda, capturable=recorded)
         logits_of: Callable[[Batch], torch.Tensor] = matcher
         if way == "compiled":
             logits_of = torch.compile(matcher)
@@ -100,14 +103,14 @@ class Bench:
 
         def step(batch: Batch) -> None:
             optimizer.zero_grad(set_to_none=True)
-            with kernels.use("triton" if way == "fused" else "plain"):
+            with kernels.use("triton" if way in ("fused", "recorded") else "plain"):
                 with self.autocast(enabled=way != "loop"):
                     logits = logits_of(batch)
                 gradients_of(logits)
             torch.nn.utils.clip_grad_norm_(matcher.parameters(), 2.0)
             optimizer.step()
 
-        return step
+        return RecordedSteps(step, self.device) if recorded else step
 
     def seconds(self, work: Callable[[], object]) -> float:
         """Median seconds of `work`, after three calls that are not counted."""

@@ -61,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     by_shard.add_arguments(parser)
     working = parser.add_argument_group("how the work is done")
     working.add_argument("--encoder", type=Path, metavar="DIR", help="a CLIP or SigLIP model of transformers")
+    working.add_argument("--words", action="store_true", help="also find captions wrong in one word (slower)")
     working.add_argument("--seed", type=int, default=0, help="the same seed gives the same verdicts")
     working.add_argument("--workers", type=int, help="processes for features (default: one for every core)")
 
@@ -97,6 +98,7 @@ def run(args: argparse.Namespace) -> None:
                 fraction=args.fraction,
                 threshold=args.threshold,
                 encoder=args.encoder,
+                words=args.words,
                 seed=args.seed,
                 workers=args.workers,
                 progress=progress.stage,

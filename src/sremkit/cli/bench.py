@@ -92,7 +92,7 @@ def _add_figures(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_speed(parser: argparse.ArgumentParser) -> None:
-    ways = ("loop", "fused", "plain", "compiled")
+    ways = ("loop", "recorded", "fused", "plain", "compiled")
     _add_steps(parser, backbones=["saf", "sgr", "scan-t2i"], ways=ways)
     _add_patience(parser)
     parser.add_argument("--eval-images", type=int, default=1000)

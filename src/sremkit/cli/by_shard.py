@@ -74,6 +74,10 @@ def make_plan(args: argparse.Namespace) -> Plan:
     from sremkit.audit.preparation import Encoders
     from sremkit.audit.stages import Choice
 
+    if args.words:
+        raise UserError(
+            "--words looks at all pairs at once, and --by-shard never does; leave one of them away"
+        )
     embeddings = (args.image_emb, args.text_emb)
     options: dict[str, Any] = {name: getattr(args, name) for name in COLUMNS}
     options = {name: value for name, value in options.items() if value is not None}

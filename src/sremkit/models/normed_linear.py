@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_ROWS = 64
+_ROWS = 64  # taken at a time on a processor: a few hundred kilobytes
 
 
 def normed_linear(x: Tensor, norm: nn.LayerNorm, linear: nn.Linear) -> Tensor:
@@ -62,6 +62,5 @@ class NormedLinear(torch.autograd.Function):
 def _sums_of_products(x: Tensor, y: Tensor) -> Tensor:
     """Σ_rows x ∘ y; on a processor some rows at a time, which stay in its cache and need no memory of their own."""
     rows = _ROWS if x.device.type == "cpu" else len(x)
-    return torch.stack([(a * b).sum(dim=0) for a, b in zip(x.split(rows), y.split(rows), strict=True)]).sum(
-        dim=0
-    )
+    pieces = zip(x.split(rows), y.split(rows), strict=True)
+    return torch.stack([(a * b).sum(dim=0) for a, b in pieces]).sum(dim=0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,7 +19,6 @@ from torch import Tensor
 from sremkit.data.batch import Batch
 from sremkit.data.batches import Batches
 from sremkit.data.prefetch import prefetched
-from sremkit.errors import UserError
 from sremkit.methods import Method, Pairing, Surroundings
 from sremkit.models.encoding import encode_everything
 from sremkit.models.matcher import Matcher
@@ -27,21 +26,20 @@ from sremkit.objectives import Loss, Terms
 from sremkit.recipes import TrainingSettings
 from sremkit.training.average import AveragedWeights
 from sremkit.training.checkpoint import load_optimizer_tensors, optimizer_tensors, prefixed, without_prefix
-from sremkit.training.recorded import RecordedSteps
+from sremkit.training.recorded import RecordedSteps, records
 from sremkit.training.run_folder import RunFolder
 from sremkit.training.signals import StopRequest
 from sremkit.training.statistics import PairStatistics
 from sremkit.training.step import OptimizerStep, StepOutcome
-
-EXPLODED = 1e8  # a loss beyond this has left every useful range
-
-
-class StoppedError(UserError):
-    """The run was asked to stop and has saved itself."""
-
-
-class DivergedError(UserError):
-    """The loss is NaN, infinite or absurdly large."""
+from sremkit.training.trouble import (
+    DivergedError,
+    StoppedError,
+    has_diverged,
+    how_to_go_on,
+    signs_of_collapse,
+    what_diverged,
+    writing_to,
+)
 
 
 class Observer(Protocol):
@@ -123,7 +121,7 @@ class Trainer:
         self.step = OptimizerStep(self.matcher, method, settings, device=device, world=self.world)
         self.optimizer = self.step.optimizer
         self.recorded = (
-            RecordedSteps(self._as_usual, device) if _records(settings, method, process, device) else None
+            RecordedSteps(self._as_usual, device) if records(settings, method, process, device) else None
         )
         self.average = AveragedWeights(self.matcher, settings.average) if settings.average else None
         self.best_weights: dict[str, Tensor] | None = None  # kept in memory when there is no folder
@@ -152,7 +150,7 @@ class Trainer:
                         self._save()
                         last_save = time.monotonic()
                     if stop.requested:
-                        raise StoppedError(self._how_to_go_on())
+                        raise StoppedError(how_to_go_on(self.position.step, self.folder))
                 self._finish_epoch(epoch, warmup=warmup)
                 self._save()
                 last_save = time.monotonic()
@@ -224,8 +222,9 @@ class Trainer:
         step, pair_id, names, packed = self._pending
         self._pending = None
         values = packed.tolist()
-        if not math.isfinite(values[0]) or abs(values[0]) > EXPLODED:
-            raise DivergedError(self._what_diverged(step, values[0], pair_id.tolist()))
+        if has_diverged(values[0]):
+            ids = [str(self.batches.pairs.pair_ids[row]) for row in pair_id.tolist()]
+            raise DivergedError(what_diverged(step, values[0], ids, self.folder))
         sums = self.position.sums
         for name, value in zip(names, values, strict=True):
             sums[name] = sums.get(name, 0.0) + value
@@ -248,7 +247,9 @@ class Trainer:
         row["time/validate_seconds"] = time.perf_counter() - started
         row["time/pairs_per_second"] = len(self.batches.pairs) / max(position.train_seconds, 1e-9)
         self._keep_if_best(metrics.get("rsum", float(position.step)), row)
-        self._warn_of_collapse(metrics, warmup=warmup)
+        if self.rank == 0 and self.reporter is not None and not warmup:
+            for sentence in signs_of_collapse(metrics):
+                self.reporter.warn(sentence)
         if self.rank == 0 and self.folder is not None:
             self.folder.append_metrics(row)
             self._write_statistics(epoch)
@@ -270,11 +271,8 @@ class Trainer:
             self.best_weights = {name: t.detach().clone() for name, t in self.evaluated.state_dict().items()}
         elif self.rank == 0:
             facts = {**self.model_facts, "metrics": row}
-            self._guarded(
-                lambda folder: folder.save_best(
-                    position.step, prefixed("model", self.evaluated.state_dict()), facts
-                )
-            )
+            with writing_to(self.folder):
+                self.folder.save_best(position.step, prefixed("model", self.evaluated.state_dict()), facts)
 
     def _save(self) -> None:
         """Write everything that decides how the run goes on."""
@@ -297,7 +295,8 @@ class Trainer:
             "position": vars(self.position),
             "observer": {} if self.observer is None else self.observer.state(),
         }
-        self._guarded(lambda folder: folder.save_step(self.position.step, tensors, facts))
+        with writing_to(self.folder):
+            self.folder.save_step(self.position.step, tensors, facts)
 
     def _start_or_restore(self) -> None:
         torch.manual_seed(self.settings.seed)
@@ -346,76 +345,10 @@ class Trainer:
     def _write_statistics(self, epoch: int) -> None:
         assert self.folder is not None
         folder = self.folder.statistics
-        self._guarded(lambda _: self.statistics.write(folder / f"epoch-{epoch:03d}.parquet"))
+        with writing_to(self.folder):
+            self.statistics.write(folder / f"epoch-{epoch:03d}.parquet")
         for old in sorted(folder.glob("epoch-*.parquet"))[: -self.settings.keep_statistics]:
             old.unlink()
-
-    def _guarded(self, write: Callable[[RunFolder], None]) -> None:
-        """Write into the run folder; a full disk is told in words and costs nothing saved before."""
-        assert self.folder is not None
-        try:
-            write(self.folder)
-        except OSError as cause:
-            raise UserError(
-                f"could not write to {self.folder.path} ({cause.strerror}); what was saved before is intact: "
-                f"make room, then go on with `srem train --resume {self.folder.path}`"
-            ) from cause
-
-    def _warn_of_collapse(self, metrics: dict[str, float], *, warmup: bool) -> None:
-        if self.reporter is None or self.rank != 0 or warmup:
-            return
-        if metrics.get("score_spread", 1.0) < 1e-4:
-            self.reporter.warn(
-                "the model has collapsed: all images score alike with all texts. A lower learning rate, a "
-                "longer warm-up or another method may help; going on will not"
-            )
-        elif metrics.get("rsum", math.inf) < 2 * metrics.get("chance_rsum", 0.0):
-            self.reporter.warn(
-                f"validation recall is at chance ({metrics['rsum']:.1f}, guessing gives "
-                f"{metrics['chance_rsum']:.1f}): nothing has been learnt so far"
-            )
-
-    def _how_to_go_on(self) -> str:
-        if self.folder is None:
-            return f"stopped after {self.position.step} steps"
-        return (
-            f"stopped after {self.position.step} steps and saved; "
-            f"go on with `srem train --resume {self.folder.path}`"
-        )
-
-    def _what_diverged(self, step: int, loss: float, rows: Sequence[int]) -> str:
-        ids = self.batches.pairs.pair_ids
-        named = ", ".join(str(ids[row]) for row in rows[:8]) + (", ..." if len(rows) > 8 else "")
-        saved = ""
-        if self.folder is not None:
-            saved = f" The last good state is the newest checkpoint in {self.folder.checkpoints}."
-        return (
-            f"the loss is {loss} at step {step} (pairs {named}). Lower training.learning_rate or "
-            f"training.clip, or look at these pairs.{saved}"
-        )
-
-
-def _records(
-    settings: TrainingSettings, method: Method, process: tuple[int, int], device: torch.device
-) -> bool:
-    """Whether steps are recorded; refused where that would not give the same training."""
-    if not settings.recorded:
-        return False
-    if device.type != "cuda":
-        raise UserError(
-            "training.recorded replays steps on a CUDA device, and this run is on the processor; "
-            "leave it out, or choose a GPU with --set training.device=cuda"
-        )
-    if not method.recordable:
-        raise UserError(
-            "training.recorded replays the same kernels in every step, but this method decides during a step "
-            "what to compute; leave training.recorded out"
-        )
-    if process[1] > 1 or settings.micro_batch is not None or settings.compile:
-        raise UserError(
-            "training.recorded works in one process, without training.micro_batch and training.compile"
-        )
-    return True
 
 
 def _selected(terms: Loss) -> dict[str, Tensor]:

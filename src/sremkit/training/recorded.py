@@ -18,12 +18,38 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sremkit.data.batch import Batch
+from sremkit.errors import UserError
+from sremkit.methods import Method
+from sremkit.recipes import TrainingSettings
 
 Outcome = TypeVar("Outcome")
 
 _WIDTH = 8  # with the node of the whole text, texts are padded to a multiple of so many nodes
 _WORDS = 128  # and all words of a batch to a multiple of so many
 _AS_USUAL = 2  # steps of each shape before the first recording
+
+
+def records(
+    settings: TrainingSettings, method: Method, process: tuple[int, int], device: torch.device
+) -> bool:
+    """Whether steps are recorded; refused where that would not give the same training."""
+    if not settings.recorded:
+        return False
+    if device.type != "cuda":
+        raise UserError(
+            "training.recorded replays steps on a CUDA device, and this run is on the processor; "
+            "leave it out, or choose a GPU with --set training.device=cuda"
+        )
+    if not method.recordable:
+        raise UserError(
+            "training.recorded replays the same kernels in every step, but this method decides during a step "
+            "what to compute; leave training.recorded out"
+        )
+    if process[1] > 1 or settings.micro_batch is not None or settings.compile:
+        raise UserError(
+            "training.recorded works in one process, without training.micro_batch and training.compile"
+        )
+    return True
 
 
 class _Recording(NamedTuple):

@@ -1,0 +1,71 @@
+"""Trouble is told in sentences: what happened, what is safe, what to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from sremkit.errors import UserError
+from sremkit.training.run_folder import RunFolder
+
+EXPLODED = 1e8  # a loss beyond this has left every useful range
+
+
+class StoppedError(UserError):
+    """The run was asked to stop and has saved itself."""
+
+
+class DivergedError(UserError):
+    """The loss is NaN, infinite or absurdly large."""
+
+
+def has_diverged(loss: float) -> bool:
+    """Whether a loss is beyond hope."""
+    return not math.isfinite(loss) or abs(loss) > EXPLODED
+
+
+def what_diverged(step: int, loss: float, pair_ids: Sequence[str], folder: RunFolder | None) -> str:
+    """The step, its pairs, and where the last good state lies."""
+    named = ", ".join(pair_ids[:8]) + (", ..." if len(pair_ids) > 8 else "")
+    saved = ""
+    if folder is not None:
+        saved = f" The last good state is the newest checkpoint in {folder.checkpoints}."
+    return (
+        f"the loss is {loss} at step {step} (pairs {named}). Lower training.learning_rate or "
+        f"training.clip, or look at these pairs.{saved}"
+    )
+
+
+def how_to_go_on(step: int, folder: RunFolder | None) -> str:
+    """What a run says that was asked to stop."""
+    if folder is None:
+        return f"stopped after {step} steps"
+    return f"stopped after {step} steps and saved; go on with `srem train --resume {folder.path}`"
+
+
+def signs_of_collapse(metrics: dict[str, float]) -> list[str]:
+    """What a validation after the warm-up says of a model that learns nothing, or nothing any more."""
+    if metrics.get("score_spread", 1.0) < 1e-4:
+        return [
+            "the model has collapsed: all images score alike with all texts. A lower learning rate, a "
+            "longer warm-up or another method may help; going on will not"
+        ]
+    if metrics.get("rsum", math.inf) < 2 * metrics.get("chance_rsum", 0.0):
+        return [
+            f"validation recall is at chance ({metrics['rsum']:.1f}, guessing gives "
+            f"{metrics['chance_rsum']:.1f}): nothing has been learnt so far"
+        ]
+    return []
+
+
+@contextmanager
+def writing_to(folder: RunFolder) -> Iterator[None]:
+    """Inside, something is written into the run folder; a full disk costs nothing that was saved before."""
+    try:
+        yield
+    except OSError as cause:
+        raise UserError(
+            f"could not write to {folder.path} ({cause.strerror}); what was saved before is intact: "
+            f"make room, then go on with `srem train --resume {folder.path}`"
+        ) from cause

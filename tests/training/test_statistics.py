@@ -1,0 +1,46 @@
+"""What is remembered of each pair, and the file it goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet
+import torch
+
+from sremkit import SREM
+from sremkit.training.statistics import COLUMNS, PairStatistics
+
+
+class CountedIds(list[str]):
+    """Ids that know how often they were read through."""
+
+    readings = 0
+
+    def __iter__(self) -> Iterator[str]:
+        self.readings += 1
+        return super().__iter__()
+
+
+def test_files_of_all_epochs_name_the_pairs_and_the_ids_are_read_once(tmp_path: Path) -> None:
+    ids = CountedIds(["a", "b", "c", "d"])
+    statistics = PairStatistics(ids, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    for epoch, rows in enumerate(([3, 1], [0, 2, 1])):
+        terms = SREM()(torch.randn(len(rows), len(rows), generator=generator))
+        statistics.update(torch.tensor(rows), terms)
+        statistics.write(tmp_path / f"{epoch}.parquet")
+        table = pyarrow.parquet.read_table(tmp_path / f"{epoch}.parquet")
+        assert table.column_names == ["pair_id", *COLUMNS]
+        assert table["pair_id"].to_pylist() == ["a", "b", "c", "d"]
+        energies = table["energy_i2t"].to_pylist()
+        # A pair that did not come by in this epoch has none.
+        assert [k for k, energy in enumerate(energies) if energy is not None] == sorted(rows)
+        assert [energies[row] for row in rows] == terms.energy_i2t.tolist()
+        statistics.clear()
+    assert ids.readings == 1
+
+
+def test_an_epoch_without_statistics_leaves_no_file(tmp_path: Path) -> None:
+    PairStatistics(["a"], torch.device("cpu")).write(tmp_path / "0.parquet")
+    assert list(tmp_path.iterdir()) == []
