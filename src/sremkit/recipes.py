@@ -63,7 +63,7 @@ class TrainingSettings:
     bucket_by_length: bool = False
     unique_images: bool = False
     drop_last: bool = False
-    workers: int = 0  # processes that read ahead
+    workers: int = 0  # threads that read ahead; on a GPU there are four at least
     device: str = "auto"
     threads: int | None = None  # of the processor; all cores when absent
     precision: Literal["float32", "tf32", "bf16"] = "float32"
