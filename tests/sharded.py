@@ -22,10 +22,10 @@ SEED = 1
 
 
 def write_embeddings(
-    root: Path, *, num_images: int, shards: int, rate: float = 0.3, captions: int = 3
+    root: Path, *, num_images: int, shards: int, rate: float = 0.3, captions: int = 3, fuzz: float = 0.5
 ) -> tuple[tuple[Shard, ...], np.ndarray]:
     """Numbered parts of image and text vectors, and which pairs are wrong."""
-    pairs, is_wrong = make_pairs(rate, num_images=num_images, captions=captions)
+    pairs, is_wrong = make_pairs(rate, num_images=num_images, captions=captions, fuzz=fuzz)
     images, texts = vectors_of(pairs)
     for name, rows in (("images", images[pairs.image_of_text]), ("texts", texts)):
         (root / name).mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ class StandInJudge:
 
     Attributes:
         judged: the pairs of every call.
+        words: whether single words were to be judged, in the last call.
     """
 
     TOO_FEW = 3
@@ -25,8 +26,12 @@ class StandInJudge:
         self.interrupt = interrupt
         self.indistinct = False  # when set, there are scores but no noise rate
         self.judged: list[Pairs] = []
+        self.words = False
 
-    def __call__(self, pairs: Pairs, *, seed: int, folder: Path, progress=None) -> Verdicts:
+    def __call__(
+        self, pairs: Pairs, *, seed: int, folder: Path, progress=None, words: bool = False
+    ) -> Verdicts:
+        self.words = words
         if self.interrupt:
             raise KeyboardInterrupt
         assert pairs.image_features is not None

@@ -121,7 +121,7 @@ def test_tables_keep_the_columns_of_their_owner(tmp_path: Path) -> None:
     table = table_of(tmp_path / "out")
     assert table["id"].to_pylist()[0::60] == ["t0/0", "t1/0"]
     assert table["width"].to_pylist() == [3] * 60 + [4] * 60
-    assert own_names(table) == {"path": "path", "text": "own_text", "width": "width"}
+    assert own_names(table.schema) == {"path": "path", "text": "own_text", "width": "width"}
     own, ours = table["own_text"].to_pylist(), table["text"].to_pylist()
     assert own[67] == ours[67] + "  "
     assert own[:67] == ours[:67]

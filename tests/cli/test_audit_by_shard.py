@@ -73,6 +73,7 @@ def test_tasks_say_what_is_missing_and_a_plain_command_ends_it(
         (["x.csv", "--by-shard", "--task", "1"], "--task and --of go together"),
         (["x.csv", "--by-shard", "--task", "2", "--of", "2"], "--task must be a number from 0 to 1"),
         (["x.csv", "--task", "0", "--of", "2"], "--task is for large collections; add --by-shard"),
+        (["x.csv", "--by-shard", "--words"], "--words looks at all pairs at once"),
         (["x.csv", "--engine", "ray"], "--engine is for large collections; add --by-shard"),
     ],
 )

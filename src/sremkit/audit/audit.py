@@ -122,6 +122,7 @@ class Audit:
         fraction: float | None = None,
         threshold: float | None = None,
         encoder: str | Path | None = None,
+        words: bool = False,
         seed: int = 0,
         workers: int | None = None,
         progress: Progress | None = None,
@@ -135,6 +136,7 @@ class Audit:
             fraction: or call this share of all pairs, the worst.
             threshold: or call those whose mismatch score is lower.
             encoder: folder of a CLIP or SigLIP model of transformers, in the place of the default encoders.
+            words: also look for captions that are wrong in one word; takes some minutes for every 10,000 pairs.
             workers: processes that extract features; by default one for every core.
             progress: is told the stage, how much of it is done, and how much there is.
             say: is told sentences for people, such as that the input has changed.
@@ -146,6 +148,7 @@ class Audit:
             choice=choice,
             encoders=self._encoders(encoder),
             judge=self._judge,
+            words=words,
             seed=seed,
             workers=workers,
             progress=progress,

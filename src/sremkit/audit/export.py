@@ -1,26 +1,28 @@
-"""What comes out of an audit: the pairs worth keeping, in the form that the next tool reads."""
+"""What comes out of an audit: the pairs worth keeping, in the form that the next tool reads.
+
+The table is read piece by piece and written piece by piece, so that memory does not grow with the number of pairs.
+"""
 
 from __future__ import annotations
 
 import csv
 import json
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import numpy as np
 
 from sremkit.audit.shards import Counts, copy_shards, uids_in_shards
 from sremkit.audit.stages import Choice
-from sremkit.audit.table import own_names, read_table, source_facts, write_table
+from sremkit.audit.streamed_table import ChosenRows, StreamedTable, Which
+from sremkit.audit.table import arrow
 from sremkit.data.keep_list import keep_list_lines
 from sremkit.errors import DataError, UserError
+from sremkit.extras import require
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-Which = Literal["keep", "drop"]
 UID = re.compile(r"[0-9a-fA-F]{32}")
 UID_DTYPE = np.dtype("u8,u8")  # 128 bits as DataComp stores them: the first 16 hex digits, then the others
 
@@ -48,114 +50,137 @@ def export(
     """
     if what not in EXPORTS:
         raise UserError(f"there is no export called '{what}'; choose from: {', '.join(EXPORTS)}")
-    out, table = Path(out), read_table(Path(folder))
+    out, table = Path(out), StreamedTable(Path(folder))
     if out.exists() and not overwrite:
         raise UserError(f"{out} exists already; name another file, or remove it first")
-    chosen = _chosen_rows(table, which, choice, split)
-    if not chosen.any():
+    chosen = ChosenRows(table, which, choice, split)
+    if chosen.count == 0:
         raise DataError(
             f"there is nothing to write: no pair is to be {'kept' if which == 'keep' else 'dropped'}"
         )
     out.parent.mkdir(parents=True, exist_ok=True)
-    left_out = EXPORTS[what](table.filter(chosen), out)
-    return Counts(written=int(chosen.sum()) - left_out, of=len(table), left_out=left_out)
+    left_out = EXPORTS[what](chosen, out)
+    return Counts(written=chosen.count - left_out, of=table.num_rows, left_out=left_out)
 
 
-def kept_rows(table: pa.Table, choice: Choice | None = None) -> np.ndarray:
-    """Which rows of an audit's table are worth keeping: (rows,) bool."""
-    usable = np.array([problem is None for problem in table["problem"].to_pylist()], dtype=bool)
-    if choice is None:
-        wrong = np.array([bool(value) for value in table["is_mismatch"].to_pylist()], dtype=bool)
-    else:
-        wrong = choice.mismatches(np.array(table["mismatch_score"].to_numpy(), dtype=np.float64))
-    return usable & ~wrong
+def _write_keep_list(rows: ChosenRows, out: Path) -> int:
+    nameless = 0
+
+    def ids() -> Iterator[str]:
+        nonlocal nameless
+        for pair_id in rows.values("id"):
+            if pair_id is None:
+                nameless += 1
+            else:
+                yield pair_id
+
+    _write_lines(out, lambda file: file.writelines(keep_list_lines(ids())))
+    return nameless
 
 
-def _chosen_rows(table: pa.Table, which: Which, choice: Choice | None, split: str | None) -> np.ndarray:
-    kept = kept_rows(table, choice)
-    chosen = kept if which == "keep" else ~kept
-    if split is not None:
-        name = own_names(table).get("split")
-        if name is None:
-            raise UserError("these pairs have no column 'split'; leave --split away")
-        chosen = chosen & np.array([value == split for value in table[name].to_pylist()])
-    return chosen
-
-
-def _write_keep_list(rows: pa.Table, out: Path) -> int:
-    ids = [pair_id for pair_id in rows["id"].to_pylist() if pair_id is not None]
-    _write_lines(out, lambda file: file.writelines(keep_list_lines(ids)))
-    return len(rows) - len(ids)
-
-
-def _write_csv(rows: pa.Table, out: Path) -> int:
-    names = own_names(rows)
-    columns = [rows[name].to_pylist() for name in names.values()]
+def _write_csv(rows: ChosenRows, out: Path) -> int:
+    own = rows.table.own
 
     def write(file: Any) -> None:
-        writer = csv.writer(
-            file, delimiter="\t" if out.suffix.lower() == ".tsv" else ",", lineterminator="\n"
-        )
-        writer.writerow(names)
-        writer.writerows([_cell(value) for value in row] for row in zip(*columns, strict=True))
+        tab_separated = out.suffix.lower() == ".tsv"
+        writer = csv.writer(file, delimiter="\t" if tab_separated else ",", lineterminator="\n")
+        writer.writerow(own)
+        for piece in rows.pieces(list(own.values())):
+            columns = [column.to_pylist() for column in piece.columns]
+            writer.writerows([_cell(value) for value in row] for row in zip(*columns, strict=True))
 
     _write_lines(out, write)
     return 0
 
 
-def _write_parquet(rows: pa.Table, out: Path) -> int:
-    names = own_names(rows)
-    own = rows.select(list(names.values())).rename_columns(list(names))
-    write_table(own.replace_schema_metadata(None), out)
+def _write_parquet(rows: ChosenRows, out: Path) -> int:
+    pa = arrow()
+    parquet = require("pyarrow.parquet", extra="audit", purpose="write a table")
+    own = rows.table.own
+    schema = pa.schema([rows.table.schema.field(stored).with_name(name) for name, stored in own.items()])
+
+    def write(partial: Path) -> None:
+        with parquet.ParquetWriter(partial, schema) as writer:
+            for piece in rows.pieces(list(own.values())):
+                writer.write_table(piece.rename_columns(list(own)).cast(schema))
+
+    _complete_or_not_there(out, write)
     return 0
 
 
-def _write_shards(rows: pa.Table, out: Path) -> int:
-    if source_facts(rows).get("format") != "webdataset":
+def _write_shards(rows: ChosenRows, out: Path) -> int:
+    if rows.table.source.get("format") != "webdataset":
         raise UserError(
             "only pairs that came from tar shards can be written as tar shards; choose csv or parquet"
         )
-    keys: dict[str, set[str]] = {}
-    for shard, key in zip(rows["shard"].to_pylist(), rows["id"].to_pylist(), strict=True):
-        if shard is not None:
-            keys.setdefault(shard, set()).add(key)
-    return copy_shards(keys, out)
+    expected = Counter(shard for shard in rows.values("shard") if shard is not None)
+
+    def keys_of_shard() -> Iterator[tuple[str, set[str]]]:
+        """A shard is given away when its last row has come, so that few are in memory at a time."""
+        missing, keys = Counter(expected), dict[str, set[str]]()
+        for piece in rows.pieces(["shard", "id"]):
+            for shard, key in zip(piece["shard"].to_pylist(), piece["id"].to_pylist(), strict=True):
+                if shard is None:
+                    continue
+                keys.setdefault(shard, set()).add(key)
+                missing[shard] -= 1
+                if missing[shard] == 0:
+                    yield shard, keys.pop(shard)
+
+    return copy_shards(list(expected), keys_of_shard(), out)
 
 
-def _write_uids(rows: pa.Table, out: Path) -> int:
+def _write_uids(rows: ChosenRows, out: Path) -> int:
     uids = _uids(rows)
-    bad = next((uid for uid in uids if not isinstance(uid, str) or not UID.fullmatch(uid)), "")
-    if bad != "":
-        raise DataError(f"the uid {bad!r:.60} does not consist of 32 hex digits, as DataComp's do")
-    numbers = np.array([(int(uid[:16], 16), int(uid[16:], 16)) for uid in uids], dtype=UID_DTYPE)
-    numbers.sort()
-    partial = out.with_name(f".partial-{out.name}.npy")  # np.save puts .npy behind any other ending
-    np.save(partial, numbers, allow_pickle=False)
-    partial.replace(out)
+
+    def write(partial: Path) -> None:
+        numbers = np.lib.format.open_memmap(partial, mode="w+", dtype=UID_DTYPE, shape=(rows.count,))
+        for place, uid in enumerate(uids):
+            if not isinstance(uid, str) or not UID.fullmatch(uid):
+                raise DataError(f"the uid {uid!r:.60} does not consist of 32 hex digits, as DataComp's do")
+            numbers[place] = (int(uid[:16], 16), int(uid[16:], 16))
+        numbers.sort()  # in the file: the system may put its pages out
+        numbers.flush()
+
+    _complete_or_not_there(out, write)
     return 0
 
 
-def _uids(rows: pa.Table) -> list[Any]:
+def _uids(rows: ChosenRows) -> Iterator[Any]:
     """DataComp's 128-bit ids: in a column 'uid', as the pairs' own ids, or in the .json beside each picture."""
-    name = own_names(rows).get("uid")
+    name = rows.table.own.get("uid")
     if name is not None:
-        return rows[name].to_pylist()
-    ids = rows["id"].to_pylist()
-    if all(pair_id is not None and UID.fullmatch(pair_id) for pair_id in ids):
-        return ids
-    if source_facts(rows).get("format") == "webdataset":
-        return uids_in_shards(rows["shard"].to_pylist(), ids)
+        return rows.values(name)
+    other = next((i for i in rows.values("id") if i is None or not UID.fullmatch(i)), "")
+    if other == "":
+        return rows.values("id")
+    if rows.table.source.get("format") == "webdataset":
+        return (
+            uid
+            for piece in rows.pieces(["shard", "id"])
+            for uid in uids_in_shards(piece["shard"].to_pylist(), piece["id"].to_pylist())
+        )
     raise DataError(
         "these pairs have no DataComp uids: there is no column 'uid', and their ids are not 32 hex digits, "
-        f"such as '{ids[0]}'"
+        f"such as '{other}'"
     )
 
 
 def _write_lines(out: Path, write: Callable[[Any], None]) -> None:
+    def write_text(partial: Path) -> None:
+        with partial.open("w", encoding="utf-8", newline="") as file:
+            write(file)
+
+    _complete_or_not_there(out, write_text)
+
+
+def _complete_or_not_there(out: Path, write: Callable[[Path], None]) -> None:
     partial = out.with_name(f".partial-{out.name}")
-    with partial.open("w", encoding="utf-8", newline="") as file:
-        write(file)
-    partial.replace(out)
+    try:
+        write(partial)
+        partial.replace(out)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _cell(value: Any) -> Any:
@@ -164,7 +189,7 @@ def _cell(value: Any) -> Any:
     return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else value
 
 
-EXPORTS: dict[str, Callable[[Any, Path], int]] = {
+EXPORTS: dict[str, Callable[[ChosenRows, Path], int]] = {
     "keep-list": _write_keep_list,
     "csv": _write_csv,
     "parquet": _write_parquet,

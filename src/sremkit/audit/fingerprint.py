@@ -14,6 +14,7 @@ from sremkit.data.feature_folder import SelectedImages
 from sremkit.data.images import FileImages, TarImages
 from sremkit.data.pairs import FeatureSource, ImageSource, Pairs
 from sremkit.errors import DataError
+from sremkit.features.earlier import content_hash
 from sremkit.features.rows import JoinedImages
 
 ROWS_AT_ONCE = 1024
@@ -52,6 +53,21 @@ def picture_state(images: ImageSource, number: int) -> list[int | str] | None:
     if isinstance(images, FileImages):
         return _file_state(images.paths[number])
     return None
+
+
+def picture_content(images: ImageSource, number: int) -> str | None:
+    """A hash that stays as long as the picture's file does, whatever it is called in the table; None where none can."""
+    if isinstance(images, JoinedImages):
+        return picture_content(*images.place(number))
+    if isinstance(images, SelectedImages):
+        return picture_content(images.source, int(images.selected[number]))
+    state = picture_state(images, number)
+    if state is None or state == ["missing"]:
+        return None
+    if isinstance(images, TarImages):
+        return content_hash(os.path.abspath(images.member(number).tar), *state)
+    assert isinstance(images, FileImages)
+    return content_hash(os.path.abspath(images.paths[number]), *state)
 
 
 def _file_state(path: str) -> list[int | str]:

@@ -1,4 +1,4 @@
-"""Judging one fold: two witnesses learn from the other folds, then speak about this one."""
+"""Judging one fold: the witnesses learn from the other folds, then speak about this one."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ from sremkit.audit.linear_witness import fit_linear_witness
 from sremkit.audit.surely_wrong import MOST_ROUNDS, WrongPairs, make_wrong_pairs
 from sremkit.audit.trained_witness import train_witness
 from sremkit.audit.vectors import Vectors
+from sremkit.audit.word_judging import JudgedWords, judge_words
+from sremkit.audit.word_witness import WordWitness
+
+NEXT_START = 1_000_003  # between the seeds of one fold's witnesses; the folds' own seeds follow each other
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +48,7 @@ class JudgedFold:
     candidates: int
     wrong_statistic: np.ndarray  # (w,) of the surely wrong pairs
     wrong_image: np.ndarray  # (w,) their images
+    words: JudgedWords | None = None  # what the word witness said, where there was one
 
 
 def learn_witnesses(
@@ -54,13 +59,33 @@ def learn_witnesses(
     seed: int,
     on_step: Callable[[int, int], None] | None = None,
 ) -> list[Witness]:
-    """Both witnesses, from these pairs alone."""
-    trained = train_witness(vectors, rows, settings, seed=seed, on_step=on_step)
+    """The linear witness and the trained ones, from these pairs alone."""
+    trained = []
+    for number in range(settings.trained_witnesses):
+        trained.append(
+            train_witness(
+                vectors,
+                rows,
+                settings,
+                seed=seed + number * NEXT_START,
+                on_step=_steps_of_witness(on_step, number, settings.trained_witnesses),
+            )
+        )
+    belief = torch.stack([witness.belief for witness in trained]).mean(dim=0)
     pair_rows = torch.from_numpy(rows)
     linear = fit_linear_witness(
-        vectors.images, vectors.texts[pair_rows], vectors.image_of_text[pair_rows], trained.belief
+        vectors.images, vectors.texts[pair_rows], vectors.image_of_text[pair_rows], belief
     )
-    return [linear, trained]
+    return [linear, *trained]
+
+
+def _steps_of_witness(
+    on_step: Callable[[int, int], None] | None, number: int, witnesses: int
+) -> Callable[[int, int], None] | None:
+    """Tells of the steps of one witness as a part of those of all."""
+    if on_step is None:
+        return None
+    return lambda done, total: on_step(number * total + done, witnesses * total)
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +148,7 @@ def judge_fold(
     settings: JudgingSettings,
     *,
     seed: int,
+    word_witness: WordWitness | None = None,
 ) -> JudgedFold:
     """Let the witnesses, who have not seen these pairs, speak about them."""
     hearing = hear_witnesses(vectors, groups, witnesses, rows, settings, seed=seed)
@@ -137,4 +163,5 @@ def judge_fold(
         candidates=len(hearing.candidates),
         wrong_statistic=hearing.wrong_statistic(),
         wrong_image=hearing.wrong.image,
+        words=None if word_witness is None else judge_words(word_witness, rows, hearing.wrong, seed=seed),
     )

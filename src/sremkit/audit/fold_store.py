@@ -17,16 +17,22 @@ from sremkit.audit.competition import Standing
 from sremkit.audit.fold_judging import JudgedFold
 from sremkit.audit.judging_settings import JudgingSettings
 from sremkit.audit.vectors import Vectors
+from sremkit.audit.word_judging import JudgedWords
+from sremkit.audit.word_witness import LocalView
 from sremkit.training.checkpoint import is_valid, read_checkpoint, write_checkpoint
 from sremkit.version import __version__
+
+WORDS = "words_"  # before the names of what the word witness said
 
 
 class FoldStore:
     """Keeps the folds of one judging in a folder; without a folder it keeps nothing."""
 
-    def __init__(self, folder: Path | None, vectors: Vectors, settings: JudgingSettings) -> None:
+    def __init__(
+        self, folder: Path | None, vectors: Vectors, settings: JudgingSettings, view: LocalView | None = None
+    ) -> None:
         self.folder = folder
-        self.key = "" if folder is None else _key(vectors, settings)
+        self.key = "" if folder is None else _key(vectors, settings, view)
 
     def load(self, number: int) -> JudgedFold | None:
         """The finished fold, or None if there is none that fits."""
@@ -37,22 +43,35 @@ class FoldStore:
             return None
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         standing = Standing(**{f.name: arrays.pop(f.name) for f in fields(Standing)})
-        return JudgedFold(standing=standing, candidates=facts["candidates"], **arrays)
+        words = {f.name: arrays.pop(WORDS + f.name, None) for f in fields(JudgedWords)}
+        return JudgedFold(
+            standing=standing,
+            candidates=facts["candidates"],
+            words=JudgedWords(**words) if facts["has_words"] else None,
+            **arrays,
+        )
 
     def save(self, number: int, fold: JudgedFold) -> None:
         if self.folder is None:
             return
         arrays = asdict(fold)
         arrays |= arrays.pop("standing")
-        candidates = arrays.pop("candidates")
+        candidates, words = arrays.pop("candidates"), arrays.pop("words")
+        arrays |= {WORDS + name: array for name, array in (words or {}).items()}
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        write_checkpoint(self._path(number), tensors, {"key": self.key, "candidates": candidates})
+        facts = {"key": self.key, "candidates": candidates, "has_words": words is not None}
+        write_checkpoint(self._path(number), tensors, facts)
 
     def _path(self, number: int) -> Path:
         assert self.folder is not None
         return self.folder / f"fold-{number}"
 
 
-def _key(vectors: Vectors, settings: JudgingSettings) -> str:
-    facts = {"version": __version__, "data": vectors.fingerprint(), "settings": settings.of_a_fold()}
+def _key(vectors: Vectors, settings: JudgingSettings, view: LocalView | None) -> str:
+    facts = {
+        "version": __version__,
+        "data": vectors.fingerprint(),
+        "local": None if view is None else view.fingerprint(vectors.readable_images()),
+        "settings": settings.of_a_fold(),
+    }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

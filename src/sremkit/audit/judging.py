@@ -1,7 +1,7 @@
 """Judging: every pair of a collection is looked at by models that have learnt from the other pairs alone.
 
-The collection is split by picture into folds. For each fold two witnesses learn from all other folds, wrong pairs
-included: a linear one and a small dual encoder trained with SREM-plus. They then compare each pair of the fold with
+The collection is split by picture into folds. For each fold some witnesses learn from all other folds, wrong pairs
+included: a linear one and two small dual encoders trained with SREM-plus. They then compare each pair of the fold with
 its competitors, and as many surely wrong pairs. What separates the two heaps gives the probability that a pair is
 right and the share of wrong pairs. Nobody needs to know a single right pair beforehand.
 """
@@ -9,6 +9,7 @@ right and the share of wrong pairs. Nobody needs to know a single right pair bef
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +23,15 @@ from sremkit.audit.scores import BELIEVED, FEWEST_PAIRS, fit_scores, scale_of
 from sremkit.audit.surely_wrong import number_texts
 from sremkit.audit.vectors import Vectors, read_vectors
 from sremkit.audit.verdicts import NOBODY, NoiseRate, Verdicts
-from sremkit.data.pairs import Pairs
+from sremkit.audit.word_scores import add_words, join_fit
+from sremkit.audit.word_witness import LocalView, look_at_words, train_word_witness
+from sremkit.data.pairs import FeatureSource, Pairs
 
 Progress = Callable[[str, int, int], None]
 
 FEWEST_IMAGES = 20
 NOT_JUDGED = -1  # in `fold`
+MADE_WITH_WORDS = 2  # made pairs for each given one, at most, when words are judged
 DEFAULTS = JudgingSettings()
 
 
@@ -35,6 +39,7 @@ def judge(
     pairs: Pairs,
     settings: JudgingSettings = DEFAULTS,
     *,
+    regions: FeatureSource | None = None,
     folder: Path | None = None,
     progress: Progress | None = None,
 ) -> Verdicts:
@@ -42,6 +47,8 @@ def judge(
 
     Args:
         pairs: with one vector for each image and each text; any part of them may be wrong.
+        regions: what single words are compared with, where settings.word_epochs asks for it: several vectors for
+            each image, or one. By default the image features of the pairs.
         folder: keeps finished folds; called again with the same pairs and settings, it goes on from there.
         progress: called with what is being done, how much of it is done and how much there is.
     """
@@ -51,9 +58,13 @@ def judge(
     reason = too_little(vectors, readable, settings)
     if reason:
         return no_verdicts(len(pairs), _joined(reason, unread))
+    view, note = look_at_words(pairs, settings, regions)
+    if view is not None:  # which hears fewer made pairs: every one costs a look at the picture
+        settings = replace(settings, wrong_pairs=min(settings.wrong_pairs, MADE_WITH_WORDS * len(readable)))
     groups = Groups(group_lookalikes(vectors.images.numpy()), number_texts(vectors.texts))
-    folds = _judge_folds(vectors, groups, readable, settings, FoldStore(folder, vectors, settings), progress)
-    return _verdicts(folds, groups, vectors, settings, unread)
+    store = FoldStore(folder, vectors, settings, view)
+    folds = _judge_folds(vectors, groups, readable, settings, store, view, progress)
+    return _verdicts(folds, groups, vectors, settings, _joined(note, unread))
 
 
 def _judge_folds(
@@ -62,6 +73,7 @@ def _judge_folds(
     readable: np.ndarray,
     settings: JudgingSettings,
     store: FoldStore,
+    view: LocalView | None,
     progress: Progress | None,
 ) -> list[JudgedFold]:
     image_of_text = vectors.image_of_text.numpy()[readable]
@@ -71,14 +83,14 @@ def _judge_folds(
         fold = store.load(number)
         if fold is None:
             seed = settings.seed * settings.folds + number
-            witnesses = learn_witnesses(
-                vectors,
-                readable[fold_of != number],
-                settings,
-                seed=seed,
-                on_step=steps_of_part(progress, number, settings),
+            others, own = readable[fold_of != number], readable[fold_of == number]
+            told = steps_of_part(progress, number, settings)
+            witnesses = learn_witnesses(vectors, others, settings, seed=seed, on_step=told)
+            told = steps_of_part(progress, number, settings, what="learning words")
+            of_words = (
+                None if view is None else train_word_witness(view, others, settings, seed=seed, on_step=told)
             )
-            fold = judge_fold(vectors, groups, witnesses, readable[fold_of == number], settings, seed=seed)
+            fold = judge_fold(vectors, groups, witnesses, own, settings, seed=seed, word_witness=of_words)
             store.save(number, fold)
         judged.append(fold)
         if progress is not None:
@@ -87,13 +99,13 @@ def _judge_folds(
 
 
 def steps_of_part(
-    progress: Progress | None, number: int, settings: JudgingSettings
+    progress: Progress | None, number: int, settings: JudgingSettings, *, what: str = "learning"
 ) -> Callable[[int, int], None] | None:
     """What tells of the steps while the witnesses of a fold learn, or None where nobody listens."""
     if progress is None:
         return None
-    what = f"learning for part {number + 1} of {settings.folds}"
-    return lambda done, total: progress(what, done, total)
+    stage = f"{what} for part {number + 1} of {settings.folds}"
+    return lambda done, total: progress(stage, done, total)
 
 
 def _verdicts(
@@ -147,7 +159,12 @@ def _score(
     fitted = fit_scores(
         given, wrong, groups.of_image[given_image], groups.of_image[wrong_image], seed=settings.seed
     )
-    return fitted.score(given, order), fitted.noise_rate, fitted.note
+    words = [fold.words for fold in folds if fold.words is not None]
+    if not words or fitted.mixture is None or fitted.noise_rate is None:
+        return fitted.score(given, order), fitted.noise_rate, fitted.note
+    not_shuffled = fitted.mixture.right_probability(given)
+    group = groups.of_image[given_image]
+    return add_words(words, not_shuffled, order, fitted.noise_rate, group, seed=settings.seed)
 
 
 def _on_one_scale(folds: list[JudgedFold]) -> tuple[np.ndarray, np.ndarray]:
@@ -155,8 +172,10 @@ def _on_one_scale(folds: list[JudgedFold]) -> tuple[np.ndarray, np.ndarray]:
     given, wrong = [], []
     for fold in folds:
         middle, width = scale_of(fold.wrong_statistic)
-        given.append((fold.standing.statistic - middle) / width)
-        wrong.append((fold.wrong_statistic - middle) / width)
+        of_fold = ((s - middle) / width for s in (fold.standing.statistic, fold.wrong_statistic))
+        of_given, of_wrong = of_fold if fold.words is None else join_fit(*of_fold, fold.words)
+        given.append(of_given)
+        wrong.append(of_wrong)
     return np.concatenate(given), np.concatenate(wrong)
 
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
-from sremkit.audit.fingerprint import fingerprint_pairs, read_features_once
+from sremkit.audit.fingerprint import fingerprint_pairs, picture_content, read_features_once
 from sremkit.audit.joined import MeanOfRegions, compact
 from sremkit.audit.own_rows import Problem
 from sremkit.data.all_splits import WHOLE, Collection
+from sremkit.data.feature_folder import MANIFEST
 from sremkit.data.features import MappedFeatures
 from sremkit.data.pairs import FeatureSource, Pairs
 from sremkit.errors import DataError
-from sremkit.features.extract import Extraction, extract_features
+from sremkit.features.earlier import Contents, content_hash
+from sremkit.features.extract import Extraction, Work, extract_features
 from sremkit.features.jobs import EncodesPictures, EncodesTexts
 from sremkit.features.pictures import PictureEncoder
 from sremkit.features.sentences import SentenceEncoder
@@ -58,6 +60,9 @@ class Judgeable:
     pairs: Pairs  # with a vector for each image and each text
     pair_numbers: np.ndarray  # (judged,) int64: the number that each had among all pairs
     problems: dict[int, Problem]  # by the number among all pairs
+    work: dict[str, Work] = field(
+        default_factory=dict
+    )  # what was extracted now, by "pictures" and "captions"
 
 
 def look_at(pairs: Pairs, encoders: Encoders, progress: Progress | None = None) -> Given:
@@ -97,8 +102,10 @@ def make_judgeable(
 ) -> Judgeable:
     """Extract what is missing into `folder`, or go on with it, and leave out what has no features."""
     pairs, bad_images = given.pairs, dict(given.bad_images)
+    work: dict[str, Work] = {}
     if given.missing:
         extraction = _extract(pairs, folder, given.missing, encoders, workers, progress)
+        work = {NOUNS[group]: done for group, done in extraction.work.items()}
         bad_images.update(
             (number, extraction.problems[image_id])
             for number, image_id in enumerate(pairs.image_ids)
@@ -117,7 +124,7 @@ def make_judgeable(
     assert judged.image_features is not None
     if judged.image_features.rows(np.array([0])).values.ndim == 3:
         judged = replace(judged, image_features=MeanOfRegions(judged.image_features))
-    return Judgeable(judged, usable, problems)
+    return Judgeable(judged, usable, problems, work)
 
 
 def vectors(source: FeatureSource) -> np.ndarray:
@@ -145,6 +152,18 @@ def _extract(
         progress=show,
         picture_encoder=encoders.pictures,
         sentence_encoder=encoders.texts,
+        contents=None if (folder / MANIFEST).is_file() else _contents(pairs, folder),
+    )
+
+
+def _contents(pairs: Pairs, folder: Path) -> Contents:
+    """What the rows hold, so that of a changed input only what is new is extracted."""
+    images = pairs.images
+    others = sorted(other for other in folder.parent.glob("*") if other != folder)
+    return Contents(
+        [None if images is None else picture_content(images, number) for number in range(pairs.num_images)],
+        [content_hash(text) for text in pairs.texts],
+        others,
     )
 
 

@@ -22,6 +22,7 @@ import numpy as np
 
 BINS = 1000
 STEP, HIGHEST = 0.04, 0.8  # of the wrong heap: the rate is read off its lower part, in steps
+CHANCE = 4.0  # of a weighted sum of squares: two standard errors
 POWERS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
 
@@ -89,10 +90,11 @@ def wrong_share(given_mass: np.ndarray, wrong_mass: np.ndarray, *, num_given: fl
         rate, misfit = _fit_line(rise, ratio, weight)
         rates.append(min(rate, 1.0))
         misfits.append(misfit)
-    best = min(misfits)
-    believed = max(k for k, misfit in enumerate(misfits) if misfit <= best + 1)
-    possible = [rate for rate, misfit in zip(rates, misfits, strict=True) if misfit <= best + 4]
-    return WrongShare(rates[believed], min(possible), max(possible))
+    # A misfit that chance explains, two standard errors, is none. With one, every third collection would be taken for
+    # one whose heaps overlap, the rate read too low, and hardly a pair be called.
+    fits = [k for k, misfit in enumerate(misfits) if misfit <= min(misfits) + CHANCE]
+    possible = [rates[k] for k in fits]
+    return WrongShare(rates[max(fits)], min(possible), max(possible))
 
 
 def _coarse(given_mass: np.ndarray, wrong_mass: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
@@ -22,19 +22,23 @@ class Counts(NamedTuple):
     left_out: int  # chosen, but impossible to write
 
 
-def copy_shards(keys_of_shard: Mapping[str, set[str]], out: Path) -> int:
-    """Write for each shard one of the same name with only these keys into the folder `out`.
+def copy_shards(shards: Sequence[str], keys_of_shard: Iterable[tuple[str, set[str]]], out: Path) -> int:
+    """Write for each shard one of the same name with only its keys into the folder `out`.
+
+    Args:
+        shards: all of them.
+        keys_of_shard: each shard with its keys, in any order.
 
     Returns:
         how many samples were left out because their names would lead out of the folder they are unpacked in.
     """
-    names = [Path(shard).name for shard in keys_of_shard]
+    names = [Path(shard).name for shard in shards]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise DataError(f"two shards are called {twice}; export one split at a time with --split")
     out.mkdir(parents=True)
     unsafe = 0
-    for shard, keys in keys_of_shard.items():
+    for shard, keys in keys_of_shard:
         safe = {key for key in keys if stays_inside(key)}
         unsafe += len(keys) - len(safe)
         partial = out / f".partial-{Path(shard).name}"

@@ -25,6 +25,7 @@ import torch
 from sremkit.audit.choice import mismatches_at
 from sremkit.audit.fingerprint import fingerprint_rows
 from sremkit.audit.judging import JudgingSettings, judge
+from sremkit.audit.judging_settings import WORD_EPOCHS
 from sremkit.audit.near_duplicates import ALONE, caption_groups, picture_groups
 from sremkit.audit.preparation import Encoders, Given, Judgeable, Progress, look_at, make_judgeable, vectors
 from sremkit.audit.sources import Source
@@ -88,6 +89,7 @@ class Task:
     encoders: Encoders
     judge: Callable[..., Verdicts]
     seed: int = 0
+    words: bool = False  # whether single words are judged too
     workers: int | None = None  # processes that extract features; by default one for every core
     progress: Progress | None = None
     say: Callable[[str], None] = lambda sentence: None
@@ -109,7 +111,15 @@ def run_stages(source: Source, task: Task) -> Finished:
     with _timed(seconds, "reading"):
         given = look_at(source.pairs, task.encoders, task.progress)
         rows_key = fingerprint_rows(source.rows)
-    wanted = {"key": given.key, "rows_key": rows_key, "seed": task.seed, "choice": task.choice.as_dict()}
+    wanted = {
+        "key": given.key,
+        "rows_key": rows_key,
+        "seed": task.seed,
+        "words": task.words,
+        "choice": task.choice.as_dict(),
+    }
+    if task.words and not source.has_texts:
+        raise UserError("single words can only be judged where there are captions; leave --words away")
     if (complete := _complete(task.out, wanted)) is not None:
         return Finished(read_table(task.out), complete, was_complete=True)
     _begin(task, source, given)
@@ -128,6 +138,9 @@ def run_stages(source: Source, task: Task) -> Finished:
         **wanted,
         "settings": _settings(task, given),
         "source": source.facts,
+        "extracted": {
+            what: {**asdict(work), "seconds": round(work.seconds, 2)} for what, work in judgeable.work.items()
+        },
         "seconds": {stage: round(time_taken, 2) for stage, time_taken in seconds.items()},
         "versions": {"sremkit": __version__, "python": platform.python_version(), "torch": torch.__version__},
     }
@@ -166,7 +179,7 @@ def _begin(task: Task, source: Source, given: Given) -> None:
             task.say(
                 f"the input or its encoders have changed since the audit in {out} began "
                 f"({before['rows']:,} rows then, {len(source.rows):,} now), so it is made anew; "
-                f"the earlier features stay in {out / 'features' / before['key']}"
+                f"features of pictures and texts that are the same as before are taken over from {out / 'features'}"
             )
     facts = {"key": given.key, "rows": len(source.rows), "source": source.facts}
     replace_file(begun, json.dumps(facts, indent=2) + "\n")
@@ -175,7 +188,8 @@ def _begin(task: Task, source: Source, given: Given) -> None:
 def _judge(pairs: Pairs, task: Task, folder: Path) -> Verdicts:
     folder.mkdir(parents=True, exist_ok=True)
     progress = None if task.progress is None else from_nothing(task.progress)
-    return task.judge(pairs, seed=task.seed, folder=folder, progress=progress)
+    words = {"words": True} if task.words else {}
+    return task.judge(pairs, seed=task.seed, folder=folder, progress=progress, **words)
 
 
 def from_nothing(progress: Progress) -> Progress:
@@ -191,9 +205,12 @@ def from_nothing(progress: Progress) -> Progress:
     return show
 
 
-def judge_by_cross_fitting(pairs: Pairs, *, seed: int, folder: Path, progress: Progress | None) -> Verdicts:
+def judge_by_cross_fitting(
+    pairs: Pairs, *, seed: int, folder: Path, progress: Progress | None, words: bool = False
+) -> Verdicts:
     """The verdict on each pair by models that have not seen it."""
-    return judge(pairs, JudgingSettings(seed=seed), folder=folder, progress=progress)
+    settings = JudgingSettings(seed=seed, word_epochs=WORD_EPOCHS if words else 0)
+    return judge(pairs, settings, folder=folder, progress=progress)
 
 
 def _mismatches(verdicts: Verdicts, choice: Choice) -> np.ndarray:

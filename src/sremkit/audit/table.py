@@ -28,6 +28,7 @@ VERDICT = ("mismatch_score", "is_mismatch", "energy_i2t", "energy_t2i", "rank_i2
            "problem")  # fmt: skip
 OWN = "own_"  # put before a column of the user's whose name is one of ours
 METADATA = b"sremkit"
+ROWS_OF_A_GROUP = 65_536  # whoever streams the table holds one of these
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +87,7 @@ def write_table(table: pa.Table, path: Path) -> None:
     """Write Parquet in one step: the old file stays until the new one is complete."""
     parquet = require("pyarrow.parquet", extra="audit", purpose="keep the verdicts in a table")
     partial = path.with_name(f".partial-{path.name}")
-    parquet.write_table(table, partial)
+    parquet.write_table(table, partial, row_group_size=ROWS_OF_A_GROUP)
     partial.replace(path)
 
 
@@ -100,18 +101,18 @@ def read_table(folder: Path) -> pa.Table:
     return parquet.read_table(folder / PAIRS)
 
 
-def own_names(table: pa.Table) -> dict[str, str]:
-    """The user's own columns in their order: own name -> name in this table."""
-    return dict(_facts(table)["own"])
+def own_names(schema: pa.Schema) -> dict[str, str]:
+    """The user's own columns in their order: own name -> name in the table."""
+    return dict(_facts(schema)["own"])
 
 
-def source_facts(table: pa.Table) -> dict[str, Any]:
+def source_facts(schema: pa.Schema) -> dict[str, Any]:
     """Where the pairs came from."""
-    return _facts(table)["source"]
+    return _facts(schema)["source"]
 
 
-def _facts(table: pa.Table) -> dict[str, Any]:
-    metadata = table.schema.metadata or {}
+def _facts(schema: pa.Schema) -> dict[str, Any]:
+    metadata = schema.metadata or {}
     if METADATA not in metadata:
         raise DataError("this table was not written by `srem audit`; audit the pairs first")
     return json.loads(metadata[METADATA])

@@ -1,4 +1,4 @@
-"""The second witness: a small dual encoder, trained with SREM-plus on the noisy pairs themselves.
+"""The trained witnesses, each a small dual encoder, trained with SREM-plus on the noisy pairs themselves.
 
 SREM-plus remembers over the epochs how each pair fares and believes it accordingly. What it believes of the
 training pairs also tells the linear witness which of them to listen to.
@@ -84,7 +84,7 @@ def _train(
         method.begin_epoch(epoch, warmup=epoch < warmup)
         for batch in _batches(vectors, rows, batch_size, seed=seed, epoch=epoch):
             for group in optimizer.param_groups:
-                group["lr"] = settings.learning_rate * _rise_and_fall(step / steps)
+                group["lr"] = settings.learning_rate * rise_and_fall(step / steps)
             optimizer.zero_grad(set_to_none=True)
             method.loss(matcher, batch, warmup=epoch < warmup).total.backward()
             torch.nn.utils.clip_grad_norm_(matcher.parameters(), CLIP)
@@ -120,7 +120,7 @@ def _batches(vectors: Vectors, rows: Tensor, batch_size: int, *, seed: int, epoc
         )
 
 
-def _rise_and_fall(done: float) -> float:
+def rise_and_fall(done: float) -> float:
     """The share of the learning rate: a short rise, then half a cosine down to nothing."""
     return min(1.0, (done + 1e-3) / RISING) * 0.5 * (1 + math.cos(math.pi * done))
 

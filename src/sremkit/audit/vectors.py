@@ -24,6 +24,10 @@ class Vectors:
     image_of_text: Tensor  # (m,) int64
     readable: np.ndarray  # (m,) bool
 
+    def readable_images(self) -> np.ndarray:
+        """Numbers of the images of readable pairs, rising."""
+        return np.unique(self.image_of_text.numpy()[self.readable])
+
     def fingerprint(self) -> str:
         """Changes when a vector or a pairing changes."""
         digest = hashlib.sha256()

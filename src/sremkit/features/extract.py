@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sremkit.data.all_splits import Collection
 from sremkit.data.feature_folder import IMAGE_ARRAYS, IMAGES, TEXT_ARRAYS
 from sremkit.errors import DataError, UserError
-from sremkit.features.jobs import EncodesPictures, EncodesTexts, PictureJob, TextJob, chunks, usable_cores
+from sremkit.features.earlier import Contents, EarlierRows, find_earlier
+from sremkit.features.jobs import (
+    EncodesPictures,
+    EncodesTexts,
+    PictureJob,
+    TextJob,
+    chunks,
+    num_new,
+    usable_cores,
+)
 from sremkit.features.pictures import PictureEncoder
 from sremkit.features.rows import Rows
 from sremkit.features.sentences import SentenceEncoder
@@ -30,6 +40,16 @@ class Extraction:
     num_texts: int
     problems: dict[str, str]  # by image id, why its picture could not be read
     was_complete: bool  # before this call
+    work: dict[str, Work] = field(default_factory=dict)  # of this call, by "images" and "texts"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one call did for one group of rows."""
+
+    encoded: int
+    taken_over: int  # from an earlier extraction
+    seconds: float
 
 
 def extract_features(
@@ -42,6 +62,7 @@ def extract_features(
     progress: Progress | None = None,
     picture_encoder: EncodesPictures | None = None,
     sentence_encoder: EncodesTexts | None = None,
+    contents: Contents | None = None,
     save_seconds: float = 5.0,
 ) -> Extraction:
     """Extract features into the folder `out`, or go on with an extraction that was stopped.
@@ -55,26 +76,40 @@ def extract_features(
             process does it.
         batch_size: pictures that a worker takes at a time.
         picture_encoder, sentence_encoder: in the place of EfficientNet-lite2 and all-MiniLM-L6-v2.
+        contents: what the rows hold, and where features of the same contents may lie already. A text's vector then
+            comes from another batch, which can change its last bit.
         save_seconds: how much work may be lost when the extraction is killed.
     """
     out, rows = Path(out), Rows(collection)
     pictures, sentences = picture_encoder or PictureEncoder(), sentence_encoder or SentenceEncoder()
     kinds = _ordered(what)
     image_kinds = [kind for kind in kinds if kind in IMAGE_ARRAYS]
+    plan = Plan(rows.fingerprint(), _array_plans(kinds, rows, pictures, sentences))
     jobs: list[PictureJob | TextJob] = []
     if image_kinds:
-        jobs.append(PictureJob(rows.pictures(), pictures, image_kinds, per_chunk=batch_size))
+        earlier = _earlier("images", plan, contents)
+        jobs.append(PictureJob(rows.pictures(), pictures, image_kinds, per_chunk=batch_size, earlier=earlier))
     if "sentences" in kinds:
-        jobs.append(TextJob(rows.texts, sentences))
-    plan = Plan(rows.fingerprint(), _array_plans(kinds, rows, pictures, sentences))
+        jobs.append(TextJob(rows.texts, sentences, earlier=_earlier("texts", plan, contents)))
+    work: dict[str, Work] = {}
     with FeatureStore(out, plan, save_seconds=save_seconds) as store:
         was_complete = store.complete
         if not was_complete:
             for job in jobs:
-                _run(job, store, usable_cores() if workers is None else workers, progress)
+                work[job.group] = _run(job, store, usable_cores() if workers is None else workers, progress)
                 _refuse_unless_something_was_readable(store, rows.num_images)
-            store.finish(rows.tables(store.problems), rows.facts())
-    return Extraction(out, rows.num_images, len(rows.texts), _problems(out), was_complete)
+            tables = {**rows.tables(store.problems), **(contents.tables() if contents else {})}
+            store.finish(tables, rows.facts())
+    return Extraction(out, rows.num_images, len(rows.texts), _problems(out), was_complete, work)
+
+
+def _earlier(group: str, plan: Plan, contents: Contents | None) -> EarlierRows:
+    """Where earlier extractions have the rows of this group."""
+    if contents is None:
+        return EarlierRows()
+    kinds = IMAGE_ARRAYS if group == "images" else TEXT_ARRAYS
+    plans = {kind: array for kind, array in plan.arrays.items() if kind in kinds}
+    return find_earlier(getattr(contents, group), group, plans, contents.folders)
 
 
 def _ordered(what: Sequence[str]) -> list[str]:
@@ -97,7 +132,9 @@ def _array_plans(
     return {kind: plans[kind] for kind in kinds}
 
 
-def _run(job: PictureJob | TextJob, store: FeatureStore, workers: int, progress: Progress | None) -> None:
+def _run(job: PictureJob | TextJob, store: FeatureStore, workers: int, progress: Progress | None) -> Work:
+    started, start = time.monotonic(), store.done[job.group]
+    new = num_new(job, start)
     num_problems = len(store.problems)
     if progress is not None:
         progress(job.group, store.done[job.group], len(job), num_problems)
@@ -107,6 +144,7 @@ def _run(job: PictureJob | TextJob, store: FeatureStore, workers: int, progress:
         if progress is not None:
             done = chunk.first + len(next(iter(chunk.arrays.values())))
             progress(job.group, done, len(job), num_problems)
+    return Work(new, max(len(job) - start, 0) - new, time.monotonic() - started)
 
 
 def _refuse_unless_something_was_readable(store: FeatureStore, num_images: int) -> None:

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from sremkit.data.pairs import ImageSource
 from sremkit.errors import DataError
+from sremkit.features.earlier import EarlierRows
 from sremkit.features.pictures import PictureFeatures
 from sremkit.features.store import DTYPE
 
@@ -63,12 +64,19 @@ class PictureJob(Dataset[Chunk]):
     group = "images"
 
     def __init__(
-        self, images: ImageSource, encoder: EncodesPictures, kinds: Sequence[str], *, per_chunk: int
+        self,
+        images: ImageSource,
+        encoder: EncodesPictures,
+        kinds: Sequence[str],
+        *,
+        per_chunk: int,
+        earlier: EarlierRows | None = None,
     ) -> None:
         self.images = images
         self.encoder = encoder
         self.kinds = kinds
         self.per_chunk = per_chunk
+        self.earlier = earlier or EarlierRows()
 
     def __len__(self) -> int:
         return len(self.images)
@@ -78,6 +86,10 @@ class PictureJob(Dataset[Chunk]):
         arrays = {kind: np.full((len(rows), *shapes[kind]), np.nan, dtype=DTYPE) for kind in self.kinds}
         problems: dict[int, str] = {}
         for k, row in enumerate(rows):
+            if self.earlier.has(row):
+                for kind in self.kinds:
+                    arrays[kind][k] = self.earlier.take(kind, row)
+                continue
             try:
                 picture = self.images.open(row)
             except DataError as problem:
@@ -95,23 +107,34 @@ class TextJob(Dataset[Chunk]):
     group = "texts"
     per_chunk = TEXTS_PER_CHUNK
 
-    def __init__(self, texts: Sequence[str], encoder: EncodesTexts) -> None:
+    def __init__(
+        self, texts: Sequence[str], encoder: EncodesTexts, *, earlier: EarlierRows | None = None
+    ) -> None:
         self.texts = texts
         self.encoder = encoder
+        self.earlier = earlier or EarlierRows()
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def __getitem__(self, rows: range) -> Chunk:
-        vectors = self.encoder.encode(self.texts[rows.start : rows.stop])
-        return Chunk(rows.start, {"sentences": vectors.astype(DTYPE)}, {})
+        vectors = np.empty((len(rows), self.encoder.dim), dtype=DTYPE)
+        new = [row for row in rows if not self.earlier.has(row)]
+        if new:
+            encoded = self.encoder.encode([self.texts[row] for row in new])
+            vectors[np.array(new) - rows.start] = encoded.astype(DTYPE)
+        for k, row in enumerate(rows):
+            if self.earlier.has(row):
+                vectors[k] = self.earlier.take("sentences", row)
+        return Chunk(rows.start, {"sentences": vectors}, {})
 
 
 def chunks(job: PictureJob | TextJob, *, start: int, workers: int) -> Iterator[Chunk]:
     """Every chunk from row `start` on, in order; each is computed by one thread, whoever does it."""
     if start >= len(job):
         return
-    job.encoder.load()  # once, before the workers are forked from this process
+    if num_new(job, start) > 0:
+        job.encoder.load()  # once, before the workers are forked from this process
     ranges = [range(k, min(k + job.per_chunk, len(job))) for k in range(start, len(job), job.per_chunk)]
     threads = torch.get_num_threads()
     # A DataLoader hands results back in order, a few chunks ahead, and passes errors on.
@@ -129,6 +152,11 @@ def chunks(job: PictureJob | TextJob, *, start: int, workers: int) -> Iterator[C
         yield from loader
     finally:
         torch.set_num_threads(threads)
+
+
+def num_new(job: PictureJob | TextJob, start: int) -> int:
+    """How many rows from `start` on have to be encoded."""
+    return max(len(job) - start, 0) - job.earlier.count(start)
 
 
 def usable_cores() -> int:

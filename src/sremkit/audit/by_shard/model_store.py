@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sremkit.audit.by_shard.model import FoldJudge, Model, Pool
-from sremkit.audit.competition import Say
+from sremkit.audit.competition import Say, Witness
 from sremkit.audit.judging_settings import JudgingSettings
 from sremkit.audit.linear_witness import LinearWitness
 from sremkit.audit.score_mixture import ScoreMixture, WrongShare
@@ -45,13 +46,12 @@ def write_model(folder: Path, model: Model, settings: JudgingSettings, *, key: s
         tensors["place"] = torch.from_numpy(scores.mixture.place)
         tensors["wrong"] = torch.from_numpy(scores.mixture.wrong)
     for number, judge in enumerate(model.judges):
-        linear, trained = judge.witnesses
+        linear, *trained = judge.witnesses
         assert isinstance(linear, LinearWitness)
-        assert isinstance(trained, TrainedWitness)
         pool = judge.pool
         of_fold = {
             **prefixed("linear", {name: getattr(linear, name) for name in LINEAR}),
-            **prefixed("trained", trained.matcher.state_dict()),
+            **_weights(trained),
             "image_emb": pool.image_emb,
             "text_emb": pool.text_emb,
             "image_key": torch.from_numpy(pool.image_key),
@@ -65,6 +65,14 @@ def write_model(folder: Path, model: Model, settings: JudgingSettings, *, key: s
     except OSError:
         if not is_valid(folder):  # else another process was a moment earlier
             raise
+
+
+def _weights(trained: Sequence[Witness]) -> dict[str, Tensor]:
+    weights: dict[str, Tensor] = {}
+    for number, witness in enumerate(trained):
+        assert isinstance(witness, TrainedWitness)
+        weights |= prefixed(f"trained-{number}", witness.matcher.state_dict())
+    return weights
 
 
 @lru_cache(maxsize=1)
@@ -92,11 +100,15 @@ def read_model(folder: Path, key: str) -> Model:
 
 def _judge(tensors: dict[str, Tensor], facts: dict[str, Any], matcher: dict[str, Any]) -> FoldJudge:
     linear = LinearWitness(**under("linear", tensors))
-    dual = build_matcher("dual", image_dim=len(linear.image_mean), text_dim=len(linear.text_mean), **matcher)
-    assert isinstance(dual, DualEncoder)
-    dual.load_state_dict(under("trained", tensors))
-    trained = TrainedWitness(dual.eval().requires_grad_(False), torch.zeros(0))
+    trained = []
+    for number in range(len(facts["says"]) - 1):  # the first is the linear one's
+        dual = build_matcher(
+            "dual", image_dim=len(linear.image_mean), text_dim=len(linear.text_mean), **matcher
+        )
+        assert isinstance(dual, DualEncoder)
+        dual.load_state_dict(under(f"trained-{number}", tensors))
+        trained.append(TrainedWitness(dual.eval().requires_grad_(False), torch.zeros(0)))
     image_key: np.ndarray = tensors["image_key"].numpy()
     pool = Pool(tensors["image_emb"], tensors["text_emb"], image_key, **facts["pool"])
     says = [Say(**say) for say in facts["says"]]
-    return FoldJudge([linear, trained], says, facts["middle"], facts["width"], pool)
+    return FoldJudge([linear, *trained], says, facts["middle"], facts["width"], pool)
