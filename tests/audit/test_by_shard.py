@@ -186,7 +186,7 @@ def test_a_changed_shard_is_noticed_and_the_others_keep_their_features(
     audit_by_shard(small_plan(tmp_path / "out", shards, sample=600), engine=again)
     assert [k for work, k in again.done if work == "prepare_shard"] == [2]
     assert [k for work, k in again.done if work == "judge_part"] == list(range(SHARDS))
-    of_shard = slice(2 * 420, 3 * 420)
+    of_shard = slice(2 * 3 * IMAGES // SHARDS, 3 * 3 * IMAGES // SHARDS)
     was, now = (
         np.array(t["is_mismatch"].to_pylist())[of_shard].mean() for t in (before, table_of(tmp_path / "out"))
     )

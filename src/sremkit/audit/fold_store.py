@@ -43,11 +43,13 @@ class FoldStore:
             return None
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         standing = Standing(**{f.name: arrays.pop(f.name) for f in fields(Standing)})
-        words = {f.name: arrays.pop(WORDS + f.name, None) for f in fields(JudgedWords)}
+        words = None
+        if facts["has_words"]:
+            words = JudgedWords(**{f.name: arrays.pop(WORDS + f.name) for f in fields(JudgedWords)})
         return JudgedFold(
             standing=standing,
             candidates=facts["candidates"],
-            words=JudgedWords(**words) if facts["has_words"] else None,
+            words=words,
             **arrays,
         )
 

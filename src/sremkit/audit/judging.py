@@ -172,8 +172,9 @@ def _on_one_scale(folds: list[JudgedFold]) -> tuple[np.ndarray, np.ndarray]:
     given, wrong = [], []
     for fold in folds:
         middle, width = scale_of(fold.wrong_statistic)
-        of_fold = ((s - middle) / width for s in (fold.standing.statistic, fold.wrong_statistic))
-        of_given, of_wrong = of_fold if fold.words is None else join_fit(*of_fold, fold.words)
+        of_given, of_wrong = ((s - middle) / width for s in (fold.standing.statistic, fold.wrong_statistic))
+        if fold.words is not None:
+            of_given, of_wrong = join_fit(of_given, of_wrong, fold.words)
         given.append(of_given)
         wrong.append(of_wrong)
     return np.concatenate(given), np.concatenate(wrong)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sremkit.models.dropout import Dropout
 from sremkit.models.encoders import run_gru
 from sremkit.models.similarity import full_precision, without_autocast
 
@@ -34,7 +35,7 @@ class Captioner(nn.Module):
     ) -> None:
         super().__init__()
         self.max_words = max_words
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.project = nn.Linear(region_dim, hidden_size)
         nn.init.xavier_normal_(self.project.weight)
         self.reader = nn.GRU(hidden_size, hidden_size, batch_first=True)

@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from sremkit import kernels
 from sremkit.data.batch import Batch
+from sremkit.models.dropout import Dropout
 from sremkit.models.masking import regions_of, words_of
 from sremkit.models.matcher import Encoded
 from sremkit.models.normed_linear import normed_linear
@@ -92,7 +93,7 @@ class WordEncoder(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(vocab_size, word_dim)
         nn.init.uniform_(self.embed.weight, -0.1, 0.1)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.gru = nn.GRU(word_dim, embed_size, batch_first=True, bidirectional=True)
         self.unit_words = unit_words
 
@@ -115,7 +116,7 @@ class VectorTower(nn.Module):
             nn.LayerNorm(input_dim),
             xavier_linear(input_dim, hidden_size),
             nn.GELU(),
-            nn.Dropout(dropout),
+            Dropout(dropout),
             xavier_linear(hidden_size, embed_size),
         )
 

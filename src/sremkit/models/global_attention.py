@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sremkit.errors import DataError
+from sremkit.models.dropout import Dropout
 from sremkit.models.encoders import xavier_linear
 from sremkit.models.masking import MaskedBatchNorm, masked_mean, masked_softmax
 from sremkit.models.similarity import full_precision, unit
@@ -28,7 +29,7 @@ class RegionAttention(nn.Module):
         self.mean = xavier_linear(embed_size, embed_size)
         self.mean_norm = MaskedBatchNorm(embed_size)
         self.weight = xavier_linear(embed_size, 1)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, regions: Tensor, mask: Tensor) -> Tensor:
         if regions.shape[1] > self.num_regions:
@@ -52,7 +53,7 @@ class WordAttention(nn.Module):
         self.local = xavier_linear(embed_size, embed_size)
         self.mean = xavier_linear(embed_size, embed_size)
         self.weight = xavier_linear(embed_size, 1)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, words: Tensor, mask: Tensor) -> Tensor:
         mean = masked_mean(words, mask.unsqueeze(-1), dim=1)  # (b, d)

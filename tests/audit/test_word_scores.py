@@ -1,0 +1,89 @@
+"""From worst words to scores: two kinds of wrong pairs are told apart from the right ones, and both are counted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sremkit.audit.verdicts import NoiseRate
+from sremkit.audit.word_judging import JudgedWords
+from sremkit.audit.word_scores import WORDS_UNCLEAR, add_words, join_fit
+
+COUNT = 6000
+
+
+def made_words(*, distance: float, rate: float, seed: int = 0) -> tuple[JudgedWords, np.ndarray]:
+    """The worst words of right pairs lie `distance` above those of edited ones; `rate` of the given are edited."""
+    rng = np.random.default_rng(seed)
+    is_edited = rng.random(COUNT) < rate
+    worst = rng.normal(size=COUNT) + np.where(is_edited, 0.0, distance)
+    fit = rng.normal(size=COUNT)
+    words = JudgedWords(fit, worst, rng.normal(size=COUNT), np.arange(COUNT), rng.normal(size=COUNT))
+    return words, is_edited
+
+
+def scored(words: JudgedWords, *, not_shuffled: np.ndarray | None = None, rate: float = 0.0):
+    sure = np.ones(COUNT) if not_shuffled is None else not_shuffled
+    order = np.linspace(0, 1, COUNT)
+    return add_words([words], sure, order, NoiseRate(rate, rate, rate), np.arange(COUNT), seed=0)
+
+
+def test_the_share_of_edited_texts_is_found_and_the_scores_add_up_to_it() -> None:
+    words, is_edited = made_words(distance=4.0, rate=0.25)
+    score, rate, note = scored(words)
+    assert note == ""
+    assert rate.estimate == pytest.approx(is_edited.mean(), abs=0.03)
+    assert rate.low <= is_edited.mean() <= rate.high
+    assert (1 - score).mean() == pytest.approx(rate.estimate, abs=0.02)
+    called = score < 0.5
+    assert is_edited[called].mean() > 0.9
+    assert called[is_edited].mean() > 0.9
+
+
+def test_a_pair_is_wrong_in_one_way_or_the_other() -> None:
+    words, is_edited = made_words(distance=6.0, rate=0.25)
+    is_shuffled = np.random.default_rng(1).random(COUNT) < 0.2
+    worst = np.where(is_shuffled, words.worst - 8.0, words.worst)  # of shuffled pairs no word fits
+    edited = np.where(is_shuffled, words.edited_worst - 8.0, words.edited_worst)
+    words = JudgedWords(words.fit, worst, words.wrong_fit, words.edited_place, edited)
+    score, rate, _ = scored(words, not_shuffled=(~is_shuffled).astype(float), rate=0.2)
+    assert rate.estimate == pytest.approx(1 - 0.8 * 0.75, abs=0.03)  # = 0.4
+    assert score[is_shuffled].max() < 0.01
+    assert (score[~is_shuffled & ~is_edited] > 0.5).mean() > 0.95
+    assert (score[~is_shuffled & is_edited] < 0.5).mean() > 0.95
+
+
+def test_words_that_tell_nothing_leave_the_scores_as_they_were() -> None:
+    words, _ = made_words(distance=0.5, rate=0.25)
+    not_shuffled = np.random.default_rng(2).random(COUNT)
+    score, rate, note = scored(words, not_shuffled=not_shuffled, rate=0.3)
+    assert note == WORDS_UNCLEAR
+    assert rate.estimate == 0.3
+    np.testing.assert_allclose(score, not_shuffled, atol=1e-3)
+
+
+def test_a_fit_that_tells_something_helps_and_one_that_tells_nothing_is_not_heard() -> None:
+    rng = np.random.default_rng(0)
+    given, wrong = rng.normal(size=COUNT) + 2, rng.normal(size=COUNT)
+    empty = np.zeros(0)
+
+    def separated(fit: np.ndarray) -> float:
+        words = JudgedWords(fit, empty, rng.normal(size=COUNT), empty, empty)
+        joined, joined_wrong = join_fit(given, wrong, words)
+        assert joined_wrong.mean() == pytest.approx(0, abs=1e-9)
+        assert joined_wrong.std() == pytest.approx(1)
+        return float(joined.mean())
+
+    # Two independent statistics at distance 2 and variance 1, joined: 2 · √2 standard deviations.
+    assert separated(rng.normal(size=COUNT) + 2) == pytest.approx(2 * np.sqrt(2), rel=0.05)
+    assert separated(rng.normal(size=COUNT) - 1) == pytest.approx(2, rel=0.05)
+
+
+def test_a_text_without_slots_is_not_moved_by_its_words() -> None:
+    rng = np.random.default_rng(0)
+    given, wrong = np.array([1.0, 1.0, 1.0, 3.0]), rng.normal(size=50)
+    fit = np.array([np.nan, -1.0, 6.0, 3.0])
+    words = JudgedWords(fit, np.zeros(4), rng.normal(size=50), np.zeros(0), np.zeros(0))
+    joined, _ = join_fit(given, wrong, words)
+    assert joined[1] < joined[0] < joined[2]
+    assert np.isfinite(joined).all()
