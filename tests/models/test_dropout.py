@@ -28,7 +28,7 @@ def test_neighbours_are_independent() -> None:
 
 def test_what_was_dropped_has_no_gradient_and_the_rest_the_scale() -> None:
     torch.manual_seed(0)
-    x = torch.randn(40, 7, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(400, 300, dtype=torch.float64, requires_grad=True)
     y = Dropout(0.25)(x)
     (gradient,) = torch.autograd.grad(y.sum(), x)
     assert torch.equal(gradient == 0, y == 0)
@@ -39,13 +39,21 @@ def test_the_generator_decides() -> None:
     results = []
     for _ in range(2):
         torch.manual_seed(3)
-        results.append(Dropout(0.5)(torch.ones(9, 5)))
+        results.append(Dropout(0.5)(torch.ones(401, 250)))
     assert torch.equal(*results)
-    assert not torch.equal(results[0], Dropout(0.5)(torch.ones(9, 5)))
+    assert not torch.equal(results[0], Dropout(0.5)(torch.ones(401, 250)))
 
 
 def test_in_evaluation_and_at_the_ends_it_is_the_librarys() -> None:
-    x = torch.randn(6, 5)
+    x = torch.randn(600, 500)
     assert torch.equal(Dropout(0.5).eval()(x), x)
     assert torch.equal(Dropout(0.0)(x), x)
     assert torch.equal(Dropout(1.0)(x), torch.zeros_like(x))
+
+
+def test_for_few_elements_it_is_the_librarys() -> None:
+    results = []
+    for kind in (Dropout, torch.nn.Dropout):
+        torch.manual_seed(3)
+        results.append(kind(0.5)(torch.ones(99, 101)))
+    assert torch.equal(*results)
