@@ -8,9 +8,8 @@ import sys
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from objectives.tiled_processes import LargestTensor
 from sremkit import SREM, Terms
 from sremkit.objectives.precision import add_product
 from sremkit.objectives.tiled import TiledSREM
@@ -146,19 +145,6 @@ def test_what_it_cannot_do_is_refused() -> None:
     leaves = [x.requires_grad_() for x in given]
     with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.grad(TiledSREM().from_embeddings(*leaves).total, leaves, create_graph=True)
-
-
-class LargestTensor(TorchDispatchMode):
-    """Notes the most numbers that any operation gives."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, Tensor):
-                self.largest = max(self.largest, leaf.untyped_storage().nbytes() // leaf.element_size())
-        return out
 
 
 def test_no_operation_gives_more_than_a_block_of_the_matrix() -> None:

@@ -206,9 +206,8 @@ class Matcher(nn.Module):
                     rows = slice(images_from, images_from + image_chunk)
                     block = self.compare(images[rows].to(device), some_texts)
                     if scores is None:
-                        scores = block.new_empty(
-                            n, m
-                        )  # stays on the device, where nothing has to wait for it
+                        # It stays on the device, where nothing has to wait for it.
+                        scores = block.new_empty(n, m)
                     scores[rows, columns.to(device)] = block
                     if progress is not None:
                         progress(texts_from * n + min(images_from + image_chunk, n) * len(columns), n * m)

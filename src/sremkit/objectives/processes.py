@@ -54,14 +54,19 @@ def share_of_group(length: int, device: torch.device) -> Share:
             "torch.distributed.init_process_group, or leave across_processes out"
         )
     world, rank = dist.get_world_size(), dist.get_rank()
-    sizes = torch.zeros(world, dtype=torch.int64, device=device)
-    sizes[rank] = length
-    dist.all_reduce(sizes)
-    brought = sizes.tolist()
+    brought = lengths_of_all(length, device)
     first, total = sum(brought[:rank]), sum(brought)
     edges = [total * k // world for k in range(world + 1)]
     computed = [end - start for start, end in pairwise(edges)]
     return Share(brought, slice(first, first + length), computed, slice(edges[rank], edges[rank + 1]))
+
+
+def lengths_of_all(own: int, device: torch.device) -> list[int]:
+    """The number that each process of the default group gives, in the order of their ranks."""
+    lengths = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
+    lengths[dist.get_rank()] = own
+    dist.all_reduce(lengths)
+    return lengths.tolist()
 
 
 def gather_rows(own: Tensor, sizes: list[int]) -> Tensor:

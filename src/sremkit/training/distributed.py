@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sremkit.data.batch import Batch
 from sremkit.models.matcher import Encoded, Matcher
+from sremkit.objectives.processes import gather_rows, lengths_of_all
 
 
 class JoinedMatcher(nn.Module):
@@ -40,11 +41,11 @@ class JoinedMatcher(nn.Module):
 
 def join_ids(batch: Batch) -> Batch:
     """The batch with the pair and image numbers of all processes; features stay this process's own."""
-    sizes = _sizes(len(batch), batch.pair_id.device)
+    sizes = lengths_of_all(len(batch), batch.pair_id.device)
     return replace(
         batch,
-        pair_id=_all_gather(batch.pair_id, sizes),
-        image_id=_all_gather(batch.image_id, sizes),
+        pair_id=gather_rows(batch.pair_id, sizes),
+        image_id=gather_rows(batch.image_id, sizes),
     )
 
 
@@ -63,7 +64,9 @@ def gather_encoded(encoded: Encoded) -> Encoded:
             padding = t.new_zeros((t.shape[0], longest - t.shape[1], *t.shape[2:]))
             t = torch.cat([t, padding], dim=1)
         return (
-            _GatherAndReduce.apply(t) if t.is_floating_point() else _all_gather(t, _sizes(len(t), t.device))
+            _GatherAndReduce.apply(t)
+            if t.is_floating_point()
+            else gather_rows(t, lengths_of_all(len(t), t.device))
         )
 
     return Encoded(
@@ -96,8 +99,8 @@ class _GatherAndReduce(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, own: Tensor) -> Tensor:
-        ctx.sizes = _sizes(len(own), own.device)
-        return _all_gather(own, ctx.sizes)
+        ctx.sizes = lengths_of_all(len(own), own.device)
+        return gather_rows(own, ctx.sizes)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> Tensor:
@@ -127,26 +130,9 @@ class _GatherReplicated(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, own: Tensor) -> Tensor:
-        ctx.sizes = _sizes(len(own), own.device)
-        return _all_gather(own, ctx.sizes)
+        ctx.sizes = lengths_of_all(len(own), own.device)
+        return gather_rows(own, ctx.sizes)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> Tensor:
         return gradient.split(ctx.sizes)[dist.get_rank()].contiguous()
-
-
-def _sizes(own: int, device: torch.device) -> list[int]:
-    sizes = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
-    sizes[dist.get_rank()] = own
-    dist.all_reduce(sizes)
-    return sizes.tolist()
-
-
-def _all_gather(own: Tensor, sizes: list[int]) -> Tensor:
-    """Concatenate tensors whose first axis may differ in length; shorter ones travel padded."""
-    as_bytes = own.to(torch.uint8) if own.dtype == torch.bool else own
-    padded = as_bytes.new_zeros((max(sizes), *own.shape[1:]))
-    padded[: len(own)] = as_bytes
-    received = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(received, padded)
-    return torch.cat([part[:size] for part, size in zip(received, sizes, strict=True)]).to(own.dtype)
