@@ -22,8 +22,8 @@ GIVE_BACK = {
     "MALLOC_TRIM_THRESHOLD_": "65536",
     "ARROW_DEFAULT_MEMORY_POOL": "system",
 }
-SCRIPT = """
-import resource, sys
+SCRIPT = r"""
+import re, sys
 from pathlib import Path
 from sharded import small_plan
 from sremkit.audit.by_shard import page
@@ -34,7 +34,9 @@ page.MOST_ROWS = 1000
 root = Path(sys.argv[1])
 plan = small_plan(root / "out", list_embeddings(root / "images", root / "texts"), sample=1500)
 assert audit_by_shard(plan).summary["pairs"] == int(sys.argv[2])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+# Not ru_maxrss: that one starts from what the parent held, which may be more than this program ever needs.
+peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+print(int(peak.group(1)) // 1024)
 """
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -18,14 +20,21 @@ def made_words(*, distance: float, rate: float, seed: int = 0) -> tuple[JudgedWo
     is_edited = rng.random(COUNT) < rate
     worst = rng.normal(size=COUNT) + np.where(is_edited, 0.0, distance)
     fit = rng.normal(size=COUNT)
-    words = JudgedWords(fit, worst, rng.normal(size=COUNT), np.arange(COUNT), rng.normal(size=COUNT))
-    return words, is_edited
+    wrong_fit, edited_worst = rng.normal(size=(2, COUNT))
+    return JudgedWords(fit, worst, wrong_fit, np.arange(COUNT), fit, edited_worst), is_edited
 
 
-def scored(words: JudgedWords, *, not_shuffled: np.ndarray | None = None, rate: float = 0.0):
+def scored(
+    words: JudgedWords,
+    *,
+    not_shuffled: np.ndarray | None = None,
+    edited_not_shuffled: np.ndarray | None = None,
+    rate: float = 0.0,
+):
     sure = np.ones(COUNT) if not_shuffled is None else not_shuffled
+    of_edited = sure if edited_not_shuffled is None else edited_not_shuffled
     order = np.linspace(0, 1, COUNT)
-    return add_words([words], sure, order, NoiseRate(rate, rate, rate), np.arange(COUNT), seed=0)
+    return add_words([words], sure, of_edited, order, NoiseRate(rate, rate, rate), np.arange(COUNT), seed=0)
 
 
 def test_the_share_of_edited_texts_is_found_and_the_scores_add_up_to_it() -> None:
@@ -45,7 +54,7 @@ def test_a_pair_is_wrong_in_one_way_or_the_other() -> None:
     is_shuffled = np.random.default_rng(1).random(COUNT) < 0.2
     worst = np.where(is_shuffled, words.worst - 8.0, words.worst)  # of shuffled pairs no word fits
     edited = np.where(is_shuffled, words.edited_worst - 8.0, words.edited_worst)
-    words = JudgedWords(words.fit, worst, words.wrong_fit, words.edited_place, edited)
+    words = replace(words, worst=worst, edited_worst=edited)
     score, rate, _ = scored(words, not_shuffled=(~is_shuffled).astype(float), rate=0.2)
     assert rate.estimate == pytest.approx(1 - 0.8 * 0.75, abs=0.03)  # = 0.4
     assert score[is_shuffled].max() < 0.01
@@ -65,14 +74,14 @@ def test_words_that_tell_nothing_leave_the_scores_as_they_were() -> None:
 def test_a_fit_that_tells_something_helps_and_one_that_tells_nothing_is_not_heard() -> None:
     rng = np.random.default_rng(0)
     given, wrong = rng.normal(size=COUNT) + 2, rng.normal(size=COUNT)
-    empty = np.zeros(0)
+    empty, nobody = np.zeros(0), np.zeros(0, dtype=np.int64)
 
     def separated(fit: np.ndarray) -> float:
-        words = JudgedWords(fit, empty, rng.normal(size=COUNT), empty, empty)
-        joined, joined_wrong = join_fit(given, wrong, words)
-        assert joined_wrong.mean() == pytest.approx(0, abs=1e-9)
-        assert joined_wrong.std() == pytest.approx(1)
-        return float(joined.mean())
+        words = JudgedWords(fit, empty, rng.normal(size=COUNT), nobody, empty, empty)
+        joined = join_fit(given, wrong, words)
+        assert joined.wrong.mean() == pytest.approx(0, abs=1e-9)
+        assert joined.wrong.std() == pytest.approx(1)
+        return float(joined.given.mean())
 
     # Two independent statistics at distance 2 and variance 1, joined: 2 · √2 standard deviations.
     assert separated(rng.normal(size=COUNT) + 2) == pytest.approx(2 * np.sqrt(2), rel=0.05)
@@ -83,7 +92,32 @@ def test_a_text_without_slots_is_not_moved_by_its_words() -> None:
     rng = np.random.default_rng(0)
     given, wrong = np.array([1.0, 1.0, 1.0, 3.0]), rng.normal(size=50)
     fit = np.array([np.nan, -1.0, 6.0, 3.0])
-    words = JudgedWords(fit, np.zeros(4), rng.normal(size=50), np.zeros(0), np.zeros(0))
-    joined, _ = join_fit(given, wrong, words)
+    nobody = np.zeros(0, dtype=np.int64)
+    words = JudgedWords(fit, np.zeros(4), rng.normal(size=50), nobody, np.zeros(0), np.zeros(0))
+    joined = join_fit(given, wrong, words).given
     assert joined[1] < joined[0] < joined[2]
     assert np.isfinite(joined).all()
+
+
+def test_an_edited_text_keeps_the_statistic_of_its_source_and_fits_by_its_own_words() -> None:
+    rng = np.random.default_rng(0)
+    given, wrong, fit = np.array([4.0, 1.0, 3.0]), rng.normal(size=50), np.array([3.0, 5.0, 4.0])
+    place = np.array([2, 0, 0])
+    words = JudgedWords(fit, np.zeros(3), rng.normal(size=50), place, np.array([4.0, 3.0, 1.0]), np.zeros(3))
+    joined = join_fit(given, wrong, words)
+    # The first two fit as well as what they were made of, and so stand where that stands; the third fits worse.
+    np.testing.assert_allclose(joined.edited[:2], joined.given[place[:2]], rtol=1e-12)
+    assert joined.edited[2] < joined.given[0]
+
+
+def test_both_heaps_are_looked_at_without_what_passes_for_shuffled() -> None:
+    """Wrong words so bad that a pair passes for shuffled: were they left among the made ones alone, hardly any given
+    pair would look as bad as those, and the share of edited texts be read far too low."""
+    words, is_edited = made_words(distance=5.0, rate=0.25)
+    passes = (words.worst > -0.3).astype(float)  # three of five edited ones, and all right ones
+    made_pass = (words.edited_worst > -0.3).astype(float)
+    right_rate = is_edited[passes > 0.5].mean()
+    _, rate, _ = scored(words, not_shuffled=passes, edited_not_shuffled=made_pass)
+    assert rate.estimate == pytest.approx(right_rate, abs=0.03)
+    _, of_all_made, _ = scored(words, not_shuffled=passes, edited_not_shuffled=np.ones(COUNT))
+    assert of_all_made.estimate < right_rate - 0.05

@@ -1,10 +1,9 @@
-"""Words that could stand in each other's place are found, and exchanging them leaves good sentences."""
+"""Words that could stand in each other's place are found."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from oracles import alike_words
 from sremkit.audit.word_slots import LONGEST, alike_neighbors, find_slots
@@ -49,52 +48,6 @@ def test_colors_are_alternatives_of_colors_and_of_nothing_else(vocabulary: Vocab
             }
             assert others == set(group) - {word}
     assert not slots.is_slot[number(vocabulary, "is")]
-
-
-def test_one_word_is_exchanged_by_an_alternative_and_the_texts_stay(vocabulary: Vocabulary) -> None:
-    slots = find_slots(TEXTS)
-    assert slots is not None
-    before = slots.numbers.clone()
-    rows, edited = slots.exchange_words(np.tile(np.arange(len(TEXTS)), 10), seed=3)
-    assert torch.equal(slots.numbers, before)
-    assert len(rows) == 10 * len(TEXTS)
-    old = slots.numbers[torch.from_numpy(rows)]
-    changed = old != edited
-    assert (changed.sum(dim=1) == 1).all()
-    assert slots.alternatives[old[changed], edited[changed]].all()
-    assert {vocabulary.words[k] for k in edited[changed].tolist()} == {*COLORS, *KINDS}
-
-
-def test_a_word_goes_only_where_it_was_seen_between_the_same_neighbors(vocabulary: Vocabulary) -> None:
-    texts = [*TEXTS, *["a red cow was seen"] * 3]  # "was" and "is" are alike, but nobody wrote "dog was"
-    slots = find_slots(texts)
-    assert slots is not None
-    words = Vocabulary.build(texts, min_count=5)
-    assert "was" not in words  # too rare to have a number
-    texts = [*TEXTS, *["a red cow was seen"] * 6]
-    slots, words = find_slots(texts), Vocabulary.build(texts, min_count=5)
-    assert slots is not None
-    assert slots.alternatives[number(words, "is"), number(words, "was")]  # or nothing is proved
-    _, edited = slots.exchange_words(np.tile(np.arange(len(texts)), 20), seed=0)
-    was, cow = number(words, "was"), number(words, "cow")
-    place = (edited == was).nonzero()
-    assert len(place) > 0
-    assert (edited[place[:, 0], place[:, 1] - 1] == cow).all()
-
-
-def test_the_same_seed_exchanges_the_same_words() -> None:
-    slots = find_slots(TEXTS)
-    assert slots is not None
-    first, again, other = (slots.exchange_words(np.arange(27), seed=seed)[1] for seed in (1, 1, 2))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-
-
-def test_texts_without_a_slot_are_left_out() -> None:
-    slots = find_slots([*TEXTS, "is seen"])
-    assert slots is not None
-    rows, _ = slots.exchange_words(np.array([len(TEXTS), 0]), seed=0)
-    assert rows.tolist() == [0]
 
 
 @pytest.mark.parametrize("texts", [["every word once"], ["the same text again"] * 20, ["", ""]])

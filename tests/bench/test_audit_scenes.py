@@ -27,6 +27,18 @@ def test_the_shares_found_in_a_worked_example() -> None:
     assert measured["shuffled_recall_called"] == pytest.approx(4 / 9)
     assert measured["subtle_recall_called"] == 0.0
     assert measured["precision_called"] == 1.0
+    assert np.isnan(measured["subtle_precision_called"])  # nothing but shuffled ones was called
+
+
+def test_the_precision_of_calls_among_pairs_that_are_not_shuffled() -> None:
+    # Asked for 0.9, the audit calls four: the mean of 1 - score is 3.9 / 4, and with the fifth 3.9 / 5. Two of
+    # them are shuffled, one is subtle, one is right.
+    is_noisy = np.array([True, True, True, False, False, True])
+    is_subtle = np.array([False, False, True, False, False, True])
+    measured = found(np.array([0.0, 0, 0, 0.1, 1, 1]), SceneTruth(is_noisy, is_subtle))
+    assert measured["precision_called"] == 3 / 4
+    assert measured["subtle_precision_called"] == 1 / 2
+    assert measured["subtle_recall_called"] == 1 / 2
 
 
 def test_an_audit_that_calls_nothing_finds_nothing() -> None:

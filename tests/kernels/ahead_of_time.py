@@ -22,9 +22,10 @@ from sremkit.kernels import (
 
 NUMBERS = {
     "num_words", "num_texts", "num_regions", "num_nodes", "num_asking", "sim_dim", "widest", "first_word",
-    "num_here", "upstream_stride", "step", "num_steps", "num_items", "hidden", "num_rows", "width",
+    "num_here", "upstream_stride", "out_stride", "step", "num_steps", "num_items", "hidden",
+    "num_rows", "num_columns", "width",
 }  # fmt: skip
-ALWAYS_FLOAT32 = {"inverse", "by_attention", "by_gram", "gram", "weights", "by_weights", "bias"}
+ALWAYS_FLOAT32 = {"inverse", "by_attention", "by_gram", "gram", "weights", "by_weights", "bias", "by_bias"}
 
 
 def shared_memory(kernel, dtype: str, constants: dict, *, num_warps: int, num_stages: int, float32=()) -> int:
@@ -64,6 +65,10 @@ def main() -> None:
                 found[f"{kernel.__name__} {dtype} {blocks}"] = shared_memory(
                     kernel, dtype, constants, num_warps=blocks.num_warps, num_stages=blocks.num_stages
                 )
+        found[f"add_images {dtype}"] = shared_memory(
+            node_projection.add_images, dtype, {"IMAGES": 128, "ROWS": 8, "COLUMNS": 1024},
+            num_warps=4, num_stages=3, float32=("out",),
+        )  # fmt: skip
         for nodes in (32, 128 if size == 2 else 64):
             graph = {
                 "ONLY_GLOBAL": False,
@@ -93,7 +98,6 @@ def main() -> None:
                 constants,
                 num_warps=region_attention._WARPS,
                 num_stages=1,
-                float32=("out", "upstream"),
             )
         blocks = dict(recurrence._BLOCKS[size])
         schedule = {key: blocks.pop(key) for key in ("num_warps", "num_stages")}

@@ -29,7 +29,9 @@ def projection(case: Case) -> tuple[list[Tensor], dict[str, Function]]:
         random(case.sim, seed=5),
     ]
     return inputs, {
-        "kernel": lambda *x: projection_module.node_projection(*x, dtype=x[0].dtype),
+        "kernel": lambda *x: projection_module.node_projection(
+            projection_module.Projected(*x), dtype=x[0].dtype
+        ),
         "plain": projection_module.plain_node_projection,
         "oracle": oracle.node_projection,
     }

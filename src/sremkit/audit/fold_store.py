@@ -72,6 +72,7 @@ class FoldStore:
 def _key(vectors: Vectors, settings: JudgingSettings, view: LocalView | None) -> str:
     facts = {
         "version": __version__,
+        "holds": [field.name for kept in (JudgedFold, JudgedWords) for field in fields(kept)],
         "data": vectors.fingerprint(),
         "local": None if view is None else view.fingerprint(vectors.readable_images()),
         "settings": settings.of_a_fold(),

@@ -112,8 +112,7 @@ def _verdicts(
     folds: list[JudgedFold], groups: Groups, vectors: Vectors, settings: JudgingSettings, unread: str
 ) -> Verdicts:
     rows = np.concatenate([fold.rows for fold in folds])
-    given, wrong = _on_one_scale(folds)
-    score, rate, note = _score(folds, groups, vectors, given, wrong, settings)
+    score, rate, note = _score(folds, groups, vectors, settings)
     is_mismatch = mismatches_at(score, precision=settings.precision) & (rate is not None)
     suspicious = (score < BELIEVED) & (rate is not None)
     better = {
@@ -148,11 +147,10 @@ def _score(
     folds: list[JudgedFold],
     groups: Groups,
     vectors: Vectors,
-    given: np.ndarray,
-    wrong: np.ndarray,
     settings: JudgingSettings,
 ) -> tuple[np.ndarray, NoiseRate | None, str]:
     """Each pair's probability of being right, the noise rate, and a sentence if there is none."""
+    given, wrong, edited = _on_one_scale(folds)
     order = np.argsort(np.argsort(given, kind="stable"), kind="stable") / max(len(given) - 1, 1)  # in [0, 1]
     given_image = vectors.image_of_text.numpy()[np.concatenate([fold.rows for fold in folds])]
     wrong_image = np.concatenate([fold.wrong_image for fold in folds])
@@ -162,22 +160,26 @@ def _score(
     words = [fold.words for fold in folds if fold.words is not None]
     if not words or fitted.mixture is None or fitted.noise_rate is None:
         return fitted.score(given, order), fitted.noise_rate, fitted.note
-    not_shuffled = fitted.mixture.right_probability(given)
+    not_shuffled, edited_not_shuffled = (fitted.mixture.right_probability(s) for s in (given, edited))
     group = groups.of_image[given_image]
-    return add_words(words, not_shuffled, order, fitted.noise_rate, group, seed=settings.seed)
+    return add_words(
+        words, not_shuffled, edited_not_shuffled, order, fitted.noise_rate, group, seed=settings.seed
+    )
 
 
-def _on_one_scale(folds: list[JudgedFold]) -> tuple[np.ndarray, np.ndarray]:
-    """The statistics of given and of wrong pairs, in standard deviations of each fold's own wrong pairs."""
-    given, wrong = [], []
+def _on_one_scale(folds: list[JudgedFold]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The statistics of given, wrong and edited pairs, in standard deviations of each fold's own wrong pairs."""
+    given, wrong, edited = [], [], [np.zeros(0)]
     for fold in folds:
         middle, width = scale_of(fold.wrong_statistic)
         of_given, of_wrong = ((s - middle) / width for s in (fold.standing.statistic, fold.wrong_statistic))
         if fold.words is not None:
-            of_given, of_wrong = join_fit(of_given, of_wrong, fold.words)
+            joined = join_fit(of_given, of_wrong, fold.words)
+            of_given, of_wrong = joined.given, joined.wrong
+            edited.append(joined.edited)
         given.append(of_given)
         wrong.append(of_wrong)
-    return np.concatenate(given), np.concatenate(wrong)
+    return np.concatenate(given), np.concatenate(wrong), np.concatenate(edited)
 
 
 def _joined_standing(folds: list[JudgedFold], name: str) -> np.ndarray:

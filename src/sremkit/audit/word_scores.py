@@ -4,13 +4,13 @@
 
 The first factor comes from shuffled texts as without words, only that the fit of the words joins the statistic.
 The second comes from the same mixture once more: of the given pairs that are likely not shuffled, and of texts with
-one word exchanged. Some of these are no sentences any more and look worse than whatever people write; they are
-left out.
+one word exchanged by one that makes sense there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,36 +20,44 @@ from sremkit.audit.scores import FEWEST_PAIRS, LEAST_SEPARATION, TIE_BREAK, scal
 from sremkit.audit.verdicts import NoiseRate
 from sremkit.audit.word_judging import JudgedWords
 
-# Chosen on scenes (seed 0) with 20 % shuffled captions and 0, 8 or 20 % wrong in one word.
-LOOKS_WORST = 0.01  # an edited text that looks worse than all but so many of the given ones is incredible
-MOST_INCREDIBLE = 1 / 3  # but no more than so many of them are
 WORDS_UNCLEAR = "single wrong words look too much like right ones to these models, so they were not judged"
 
 
-def join_fit(given: np.ndarray, wrong: np.ndarray, words: JudgedWords) -> tuple[np.ndarray, np.ndarray]:
+@dataclass(frozen=True, eq=False)
+class JoinedFit:
+    """Statistics in standard deviations of the surely wrong pairs and from their mean."""
+
+    given: np.ndarray  # (f,)
+    wrong: np.ndarray  # (w,)
+    edited: np.ndarray  # (e,)
+
+
+def join_fit(given: np.ndarray, wrong: np.ndarray, words: JudgedWords) -> JoinedFit:
     """The statistic of a fold's pairs, joined with how their words fit.
 
-    Each counts as much as it sets the given pairs apart from the surely wrong ones.
+    Each counts as much as it sets the given pairs apart from the surely wrong ones. One word hardly moves the vector of
+    a text, so an edited text keeps the statistic of the text that it was made of, and only its words fit worse.
 
     Args:
         given: (f,) and wrong (w,), in standard deviations of the latter and from their mean.
     """
     middle, width = scale_of(words.wrong_fit[np.isfinite(words.wrong_fit)])
-    fit, wrong_fit = ((values - middle) / width for values in (words.fit, words.wrong_fit))
+    fits = [(fit - middle) / width for fit in (words.fit, words.wrong_fit, words.edited_fit)]
     say = max(float(given.mean()), 0.0)
-    fit_say = max(float(np.nanmean(fit)), 0.0) if np.isfinite(fit).any() else 0.0
+    fit_say = max(float(np.nanmean(fits[0])), 0.0) if np.isfinite(fits[0]).any() else 0.0
     # A text in which no word can be exchanged speaks neither for its picture nor against it.
-    joined, wrong_joined = (
-        say * statistic + fit_say * np.nan_to_num(of_words, nan=fit_say / 2)
-        for statistic, of_words in ((given, fit), (wrong, wrong_fit))
-    )
-    middle, width = scale_of(wrong_joined)
-    return (joined - middle) / width, (wrong_joined - middle) / width
+    joined = [
+        say * statistic + fit_say * np.nan_to_num(fit, nan=fit_say / 2)
+        for statistic, fit in zip((given, wrong, given[words.edited_place]), fits, strict=True)
+    ]
+    middle, width = scale_of(joined[1])
+    return JoinedFit(*((statistic - middle) / width for statistic in joined))
 
 
 def add_words(
     words: Sequence[JudgedWords],
     not_shuffled: np.ndarray,
+    edited_not_shuffled: np.ndarray,
     order: np.ndarray,
     rate: NoiseRate,
     group: np.ndarray,
@@ -60,22 +68,19 @@ def add_words(
 
     Args:
         words: of every fold; the other arrays are over all given pairs, fold by fold.
-        not_shuffled: (m,) the probability from the first mixture.
+        not_shuffled: (m,) the probability from the first mixture; `edited_not_shuffled` (e,) of the edited texts.
         order: (m,) in [0, 1]: the share of pairs that fare worse.
         rate: of shuffled pairs.
         group: (m,) of the pair's image.
     """
     given, edited, source = _on_one_scale(words)
     as_before = (1 - TIE_BREAK) * not_shuffled + TIE_BREAK * order
-    likely = not_shuffled > 0.5
-    likely_edited = likely[source]
+    # Both heaps without what passes for shuffled: the worst of the edited ones do too, in the data and among the made.
+    likely, likely_edited = not_shuffled > 0.5, edited_not_shuffled > 0.5
     if likely_edited.sum() < FEWEST_PAIRS:
         return as_before, rate, WORDS_UNCLEAR
-    whole = given
-    given, group_of_edited = given[likely], group[source][likely_edited]
-    edited = edited[likely_edited]
-    credible = edited >= min(np.quantile(given, LOOKS_WORST), np.quantile(edited, MOST_INCREDIBLE))
-    edited, group_of_edited = edited[credible], group_of_edited[credible]
+    whole, given, edited = given, given[likely], edited[likely_edited]
+    group_of_edited = group[source][likely_edited]
     mixture = fit_mixture(given, edited)
     # As in `fit_scores`: an edited text wins half of its comparisons, the right ones must account for the rest.
     won = separation(given, edited)

@@ -3,8 +3,7 @@
     alike(a, b) = sum_l √(P(l before a) P(l before b)) · sum_r √(P(r after a) P(r after b))
 
 is 1 for words with the same neighbours and 0 for words that share none. Words that are alike enough are
-alternatives: colours of colours, "left" of "right". A text with one word exchanged by an alternative is mostly as
-good a sentence as before, and wrong. Reference: Bhattacharyya 1943 for the overlap of two distributions.
+alternatives: colours of colours, "left" of "right". Reference: Bhattacharyya 1943 for the overlap of two distributions.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ ALIKE = 0.5
 FEWEST_USES = 5  # of a word: with fewer, its neighbours say little
 MOST_WORDS = 3000
 LONGEST = 60  # words; what follows in a longer text is not looked at
-TRIES = 12  # to exchange a word of a text such that its new neighbours have been seen with it
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,36 +40,6 @@ class WordSlots:
     def is_slot(self) -> Tensor:
         """Which words have an alternative: (v,) bool."""
         return self.alternatives.any(dim=1)
-
-    def exchange_words(self, rows: np.ndarray, *, seed: int) -> tuple[np.ndarray, Tensor]:
-        """Exchange one word of each text by an alternative that some text has between the same neighbours.
-
-        Returns:
-            the rows (e,) of the texts for which there was one, and the new texts (e, w).
-        """
-        rng = np.random.default_rng(seed)
-        numbers = self.numbers[torch.from_numpy(rows)].numpy().copy()  # (f, w)
-        slot = self.is_slot.numpy()[numbers]
-        _, others = np.nonzero(self.alternatives.numpy())  # all alternatives, word by word
-        counts = self.alternatives.sum(dim=1).numpy()
-        starts = np.cumsum(counts) - counts
-        open_rows, done = np.flatnonzero(slot.any(axis=1)), np.zeros(len(rows), dtype=bool)
-        for _ in range(TRIES):
-            # First where, then what: otherwise words with many alternatives would be most changes.
-            place = np.where(slot[open_rows], rng.random((len(open_rows), numbers.shape[1])), -1).argmax(1)
-            said = numbers[open_rows, place]
-            new = others[starts[said] + (rng.random(len(said)) * counts[said]).astype(np.int64)]
-            before, after = numbers[open_rows, place - 1], numbers[open_rows, place + 1]
-            seen = np.isin(_key(before, new, after, self.vocab_size), self._triples)
-            numbers[open_rows[seen], place[seen]] = new[seen]
-            done[open_rows[seen]] = True
-            open_rows = open_rows[~seen]
-        return rows[done], torch.from_numpy(numbers[done])
-
-    @cached_property
-    def _triples(self) -> np.ndarray:
-        n = self.numbers.numpy()
-        return np.unique(_key(n[:, :-2], n[:, 1:-1], n[:, 2:], self.vocab_size))
 
 
 def find_slots(texts: Sequence[str]) -> WordSlots | None:
@@ -110,7 +78,3 @@ def alike_neighbors(numbers: np.ndarray, vocab_size: int) -> np.ndarray:
 def _overlap(counts: np.ndarray) -> np.ndarray:
     roots = np.sqrt(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))
     return roots @ roots.T
-
-
-def _key(before: np.ndarray, word: np.ndarray, after: np.ndarray, vocab_size: int) -> np.ndarray:
-    return (before * vocab_size + word) * vocab_size + after

@@ -161,11 +161,19 @@ def guessed(
     guesser: WordGuesser, view: LocalView, images: np.ndarray, numbers: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The log-probability of every word among its alternatives, and which words have any: (b, w) both."""
+    log_own, _, is_slot = among_alternatives(guesser, view, images, numbers)
+    return log_own, is_slot
+
+
+def among_alternatives(
+    guesser: WordGuesser, view: LocalView, images: np.ndarray, numbers: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `guessed`, and between its two results the logits (b, w, v) of the alternatives, LOW for other words."""
     numbers = numbers[:, : int((numbers != PAD).sum(dim=1).max())]
     logits = guesser(*view.regions_of(images), numbers)
     own = logits.gather(2, numbers.unsqueeze(-1)).squeeze(-1)
-    others = logits.masked_fill(~view.slots.alternatives[numbers], LOW).logsumexp(dim=2)
-    return own - torch.logaddexp(own, others), view.slots.is_slot[numbers]
+    others = logits.masked_fill(~view.slots.alternatives[numbers], LOW)
+    return own - torch.logaddexp(own, others.logsumexp(dim=2)), others, view.slots.is_slot[numbers]
 
 
 def train_word_witness(

@@ -65,7 +65,8 @@ def found(score: np.ndarray, truth: SceneTruth, *, calls: bool = True) -> dict[s
 
     Returns:
         "subtle_recall" and "shuffled_recall" where the true precision is 0.9, the same with "_called" where the
-        audit itself was asked for it, and the AUROC of each kind against the right pairs.
+        audit itself was asked for it, and the AUROC of each kind against the right pairs. "precision_called" is the
+        share of wrong pairs among all called ones, "subtle_precision_called" among those that are not shuffled.
     """
     shuffled = truth.is_noisy & ~truth.is_subtle
     kinds = {"subtle": truth.is_subtle, "shuffled": shuffled}
@@ -81,7 +82,9 @@ def found(score: np.ndarray, truth: SceneTruth, *, calls: bool = True) -> dict[s
         measured[f"{name}_auroc"] = detection_metrics(kind[judged], score[judged])["auroc"]
         measured[f"{name}_recall"] = _share(at_true[kind])
         measured[f"{name}_recall_called"] = _share(called[kind])
-    return {**measured, "precision_called": _share(truth.is_noisy[called])}
+    measured["precision_called"] = _share(truth.is_noisy[called])
+    measured["subtle_precision_called"] = _share(truth.is_subtle[called & ~shuffled])
+    return measured
 
 
 def _share(which: np.ndarray) -> float:

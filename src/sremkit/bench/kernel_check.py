@@ -148,7 +148,7 @@ def _functions(device: str, n: int, r: int, d: int, s: int, lengths: list[int]) 
                 random(s, d),
                 random(s, scale=0.1),
             ],
-            lambda *x: node_projection.node_projection(*x, dtype=x[0].dtype),
+            lambda *x: node_projection.node_projection(node_projection.Projected(*x), dtype=x[0].dtype),
             node_projection.plain_node_projection,
         ),
         "node_attention": (

@@ -21,6 +21,7 @@ from sremkit.bench.caption_loops import LOOPS
 from sremkit.bench.grid import write_csv
 from sremkit.data.batch import Batch
 from sremkit.models import Matcher, build_matcher
+from sremkit.models.compiling import compile_around_kernels
 from sremkit.training.recorded import RecordedSteps
 
 #: Backbones whose comparison goes through kernels.
@@ -87,13 +88,16 @@ class Bench:
     def step_of(self, matcher: Matcher, way: str) -> Callable[[Batch], None]:
         """A training step in one of the ways: "fused", "recorded", "plain", "compiled", or "loop" over captions.
 
-        Recorded is fused, replayed as one CUDA graph. The loop is the yardstick and computes as the field's public
-        codes do, in float32.
+        Recorded is fused, what stands around the kernels compiled, and replayed as one CUDA graph. The loop is
+        the yardstick and computes as the field's public codes do, in float32.
         """
         recorded, on_cuda = way == "recorded", self.device.type == "cuda"
         optimizer = torch.optim.Adam(matcher.parameters(), lr=2e-4, fused=on_cuda, capturable=recorded)
         logits_of: Callable[[Batch], torch.Tensor] = matcher
-        if way == "compiled":
+        if way == "recorded":
+            with kernels.use("triton"):
+                compile_around_kernels(matcher)
+        elif way == "compiled":
             logits_of = torch.compile(matcher)
         elif way == "loop":
 

@@ -12,12 +12,15 @@ Backward, with h the gradient of z before its normalisation, e = 2 (c - w) ∘ P
 
 These are sums over words, over images and over the width, so no order of loops suits them all. Computing e
 once for each would take twice the products. So e and (c - w)² are written for a bounded number of words at a
-time, and the sums that cross programs are ordinary matrix products. Nothing is added atomically.
+time, and the sums that cross programs are matrix products and one more kernel. Nothing is added atomically.
+
+Several projections write their vectors one after the other into one tensor, which nobody has to put together.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -27,22 +30,27 @@ from torch import Tensor
 from sremkit.kernels.language import EPSILON, block, in_format, jit, precision, tl, triton, tunes
 from sremkit.kernels.twice import recorded_gradients
 
+_LEAST_WORDS = 32  # of a program
 _BACKWARD_BYTES = 256 << 20  # for each of the two wide buffers of the backward pass
 
 
-def node_projection(
-    attention: Tensor, regions: Tensor, words: Tensor, weight: Tensor, bias: Tensor, *, dtype: torch.dtype
-) -> Tensor:
-    """Similarity vectors (n, W, s) of W words with n images, by kernels.
+class Projected(NamedTuple):
+    """What one projection is made of."""
+
+    attention: Tensor  # (n, r, W), scaled so that the attended vectors have unit length
+    regions: Tensor  # (n, r, d)
+    words: Tensor  # (W, d)
+    weight: Tensor  # (s, d)
+    bias: Tensor  # (s,)
+
+
+def node_projection(*parts: Projected, dtype: torch.dtype) -> Tensor:
+    """Similarity vectors (n, W, s) of W words with n images, by kernels; those of all parts in a row.
 
     Args:
-        attention: (n, r, W), scaled so that the attended vectors have unit length.
-        regions: (n, r, d)
-        words: (W, d)
-        weight, bias: (s, d) and (s,)
         dtype: number format of the products and of the result; sums and norms are float32.
     """
-    return _NodeProjection.apply(attention, regions, words, weight, bias, dtype)
+    return _NodeProjection.apply(dtype, *(tensor for part in parts for tensor in part))
 
 
 def plain_node_projection(
@@ -84,7 +92,7 @@ BACKWARD = {
 @jit(do_not_specialize=["num_words"])
 def project(
     attention, regions, words, weight, bias, out, inverse,
-    num_words, num_regions, sim_dim, epsilon,
+    out_stride, num_words, num_regions, sim_dim, epsilon,
     WIDTH: tl.constexpr, REGIONS: tl.constexpr, SIM: tl.constexpr,
     BLOCK_W: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -119,10 +127,9 @@ def project(
         total = tl.dot(square, p, total, input_precision=PRECISION)
     total += tl.load(bias + s, mask=has_sim, other=0.0).to(tl.float32)[None, :]
     scale = 1.0 / (tl.sqrt(tl.sum(total * total, axis=1)) + epsilon)
-    row = image * num_words + w
-    tl.store(inverse + row, scale, mask=has_word)
+    tl.store(inverse + image * num_words + w, scale, mask=has_word)
     tl.store(
-        out + row[:, None] * sim_dim + s[None, :],
+        out + image * out_stride + w[:, None] * sim_dim + s[None, :],
         (total * scale[:, None]).to(out.dtype.element_ty),
         mask=has_word[:, None] & has_sim[None, :],
     )
@@ -131,8 +138,8 @@ def project(
 @jit(do_not_specialize=["num_words", "first_word", "num_here"])
 def project_back(
     upstream, out, inverse, attention, regions, words, weight,
-    by_sum, by_attention, squares, by_context,
-    upstream_stride, num_words, first_word, num_here, num_regions, sim_dim,
+    by_sum, by_bias, by_attention, squares, by_context,
+    upstream_stride, out_stride, num_words, first_word, num_here, num_regions, sim_dim,
     WIDTH: tl.constexpr, REGIONS: tl.constexpr, SIM: tl.constexpr,
     BLOCK_W: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -154,9 +161,12 @@ def project_back(
         upstream + image * upstream_stride + w[:, None] * sim_dim + s[None, :], mask=word_sim, other=0.0
     )
     g = g.to(tl.float32)
-    z = tl.load(out + row[:, None] * sim_dim + s[None, :], mask=word_sim, other=0.0).to(tl.float32)
+    z = tl.load(out + image * out_stride + w[:, None] * sim_dim + s[None, :], mask=word_sim, other=0.0)
+    z = z.to(tl.float32)
     scale = tl.load(inverse + row, mask=has_word, other=0.0)
     h = (g - z * tl.sum(g * z, axis=1)[:, None]) * scale[:, None]
+    part = image * tl.num_programs(0) + tl.program_id(0)
+    tl.store(by_bias + part * sim_dim + s, tl.sum(h, axis=0), mask=has_sim)
     h = h.to(by_sum.dtype.element_ty)
     tl.store(by_sum + row_here[:, None] * sim_dim + s[None, :], h, mask=word_sim)
 
@@ -197,89 +207,120 @@ def _tuned(kernel: Any) -> Any:
     return triton.autotune(configs=configs, key=["WIDTH", "sim_dim", "num_regions"])(kernel)
 
 
+@jit(do_not_specialize=["num_columns"])
+def add_images(values, out, num_columns, IMAGES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Minus the sum over images, COLUMNS numbers a program."""
+    column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < num_columns
+    total = tl.full((COLUMNS,), 0.0, tl.float32)
+    for start in range(0, IMAGES, ROWS):
+        image = start + tl.arange(0, ROWS)
+        x = tl.load(
+            values + image[:, None].to(tl.int64) * num_columns + column[None, :],
+            mask=(image < IMAGES)[:, None] & inside[None, :],
+            other=0.0,
+        )
+        total += tl.sum(x.to(tl.float32), axis=0)
+    tl.store(out + column, -total, mask=inside)
+
+
 class _NodeProjection(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        attention: Tensor,
-        regions: Tensor,
-        words: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        dtype: torch.dtype,
-    ) -> Tensor:
-        out, inverse = _run_forward(attention, regions, words, weight, bias, dtype)
-        ctx.save_for_backward(attention, regions, words, weight, bias, out, inverse)
-        ctx.dtype = dtype
+    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> Tensor:
+        parts = _parts(tensors)
+        n, s = len(parts[0].regions), len(parts[0].weight)
+        converted = [_in_format(dtype, part) for part in parts]
+        out = torch.empty(n, sum(len(p.words) for p in parts), s, dtype=dtype, device=parts[0].regions.device)
+        lengths = [_run_forward(p, piece) for p, piece in zip(converted, _pieces(out, parts), strict=True)]
+        ctx.save_for_backward(out, *tensors, *(t for p in converted for t in p), *lengths)
+        ctx.num_tensors = len(tensors)
         return out
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        *inputs, out, inverse = ctx.saved_tensors
+        out, *saved = ctx.saved_tensors
+        k = ctx.num_tensors
+        given, converted, lengths = saved[:k], _parts(saved[k : 2 * k]), saved[2 * k :]
         if torch.is_grad_enabled():
             with torch.autocast(device_type=upstream.device.type, enabled=False):
-                needed = ctx.needs_input_grad[:5]
-                return *recorded_gradients(plain_node_projection, inputs, upstream, needed), None
-        attention, regions, words, weight, _bias = inputs
-        found = _run_backward(upstream, out, inverse, attention, regions, words, weight, ctx.dtype)
-        return *(g.to(x.dtype) for g, x in zip(found, inputs, strict=True)), None
+                return None, *recorded_gradients(_plain_parts, given, upstream, ctx.needs_input_grad[1:])
+        pieces = zip(converted, _pieces(upstream, converted), _pieces(out, converted), lengths, strict=True)
+        found = [gradient for piece in pieces for gradient in _run_backward(*piece)]
+        return None, *(g.to(x.dtype) for g, x in zip(found, given, strict=True))
 
 
-def _run_forward(
-    attention: Tensor, regions: Tensor, words: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    attention, regions, words, weight = in_format(dtype, attention, regions, words, weight)
-    (n, r, num_words), (s, d) = attention.shape, weight.shape
-    out = attention.new_empty(n, num_words, s)
-    inverse = attention.new_empty(n, num_words, dtype=torch.float32)
+def _parts(tensors: Sequence[Tensor]) -> list[Projected]:
+    return [Projected(*tensors[k : k + 5]) for k in range(0, len(tensors), 5)]
+
+
+def _in_format(dtype: torch.dtype, part: Projected) -> Projected:
+    attention, regions, words, weight = in_format(dtype, *part[:4])
+    return Projected(attention, regions, words, weight, part.bias.contiguous())
+
+
+def _plain_parts(*tensors: Tensor) -> Tensor:
+    return torch.cat([plain_node_projection(*part) for part in _parts(tensors)], dim=1)
+
+
+def _pieces(nodes: Tensor, parts: Sequence[Projected]) -> tuple[Tensor, ...]:
+    """The rows of each part, as views."""
+    return nodes.split([len(part.words) for part in parts], dim=1)
+
+
+def _run_forward(part: Projected, out: Tensor) -> Tensor:
+    """Writes the vectors to `out` (n, W, s); what they were multiplied with for unit length, (n, W)."""
+    (n, r, num_words), s = part.attention.shape, len(part.weight)
+    inverse = out.new_empty(n, num_words, dtype=torch.float32)
     if out.numel():
-        _launch(
-            project,
-            dtype,
-            num_words,
-            n,
-            (attention, regions, words, weight, bias.contiguous(), out, inverse, num_words, r, s, EPSILON),
-            WIDTH=d,
-            REGIONS=block(r),
-            SIM=block(s),
-            PRECISION=precision(dtype),
-        )
-    return out, inverse
+        arguments = (*part, out, inverse, out.stride(0), num_words, r, s, EPSILON)
+        _launch(project, out.dtype, num_words, n, arguments, **_constants(part))
+    return inverse
 
 
 def _run_backward(
-    upstream: Tensor,
-    out: Tensor,
-    inverse: Tensor,
-    attention: Tensor,
-    regions: Tensor,
-    words: Tensor,
-    weight: Tensor,
-    dtype: torch.dtype,
+    part: Projected, upstream: Tensor, out: Tensor, inverse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    attention, regions, words, weight = in_format(dtype, attention, regions, words, weight)
+    attention, regions, words, weight, _bias = part
     (n, r, num_words), (s, d) = attention.shape, weight.shape
-    # Of a concatenation, upstream is a slice: only its images may lie apart.
+    # Of several parts, upstream is a slice: only its images may lie apart.
     if upstream.stride()[1:] != (s, 1):
         upstream = upstream.contiguous()
     by_attention = attention.new_empty(attention.shape, dtype=torch.float32)
     by_regions, by_words, by_weight = (t.float().new_zeros(t.shape) for t in (regions, words, weight))
     by_bias = by_weight.new_zeros(s)
-    at_once = _words_at_once(num_words, n * d * dtype.itemsize)
+    at_once = _words_at_once(num_words, n * d * out.element_size())
     for first in range(0, num_words if n else 0, at_once):
         here = min(at_once, num_words - first)
         by_sum, squares, by_context = (attention.new_empty(n, here, k) for k in (s, d, d))
+        # A row for each program; some stay zero where tuning tries other blocks.
+        bias_parts = by_bias.new_zeros(n * -(-here // _LEAST_WORDS), s)
         arguments = (
-            upstream, out, inverse, attention, regions, words, weight, by_sum, by_attention, squares, by_context,
-            upstream.stride(0), num_words, first, here, r, s,
+            upstream, out, inverse, attention, regions, words, weight,
+            by_sum, bias_parts, by_attention, squares, by_context,
+            upstream.stride(0), out.stride(0), num_words, first, here, r, s,
         )  # fmt: skip
-        blocks = {"WIDTH": d, "REGIONS": block(r), "SIM": block(s), "PRECISION": precision(dtype)}
-        _launch(project_back, dtype, here, n, arguments, **blocks)
-        by_words[first : first + here] = by_context.sum(dim=0, dtype=torch.float32).neg_()
+        _launch(project_back, out.dtype, here, n, arguments, **_constants(part))
+        _minus_sum_over_images(by_context, by_words[first : first + here])
         by_regions += attention[:, :, first : first + here] @ by_context
         by_weight += by_sum.flatten(0, 1).T @ squares.flatten(0, 1)
-        by_bias += by_sum.sum(dim=(0, 1), dtype=torch.float32)
+        by_bias += bias_parts.sum(dim=0)
     return by_attention, by_regions, by_words, by_weight, by_bias
+
+
+def _minus_sum_over_images(values: Tensor, out: Tensor) -> None:
+    columns = out.numel()
+    add_images[(-(-columns // 1024),)](
+        values, out, columns, IMAGES=len(values), ROWS=8, COLUMNS=1024, num_warps=4, num_stages=3
+    )
+
+
+def _constants(part: Projected) -> dict[str, Any]:
+    return {
+        "WIDTH": part.words.shape[1],
+        "REGIONS": block(part.regions.shape[1]),
+        "SIM": block(len(part.weight)),
+        "PRECISION": precision(part.words.dtype),
+    }
 
 
 def _words_at_once(num_words: int, bytes_a_word: int) -> int:

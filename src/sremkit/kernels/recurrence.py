@@ -99,6 +99,9 @@ def advance(
     j = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
     has_item, has_unit = b < num_items, j < hidden
     block = has_item[:, None] & has_unit[None, :]
+    word, active = _place(lengths, step, side, num_items, b, has_item)
+    if tl.sum(active.to(tl.int32)) == 0:
+        return  # all these captions have ended, and nobody looks at what comes after
     now = (side * (num_steps + 1) + step) * num_items  # rows of states before this step
     weight += side * 3 * hidden * hidden
     by_r = tl.full((BLOCK_B, BLOCK_H), 0.0, tl.float32)
@@ -124,7 +127,6 @@ def advance(
     by_n += tl.load(bias + 2 * hidden + j, mask=has_unit, other=0.0).to(tl.float32)[None, :]
     by_r += tl.load(bias + j, mask=has_unit, other=0.0).to(tl.float32)[None, :]
     by_z += tl.load(bias + hidden + j, mask=has_unit, other=0.0).to(tl.float32)[None, :]
-    word, active = _place(lengths, step, side, num_items, b, has_item)
     row = (b * num_steps + word).to(tl.int64)
     x = inputs + (row * SIDES + side)[:, None] * 3 * hidden + j[None, :]
     r = _sigmoid(tl.load(x, mask=block, other=0.0).to(tl.float32) + by_r)
@@ -162,7 +164,8 @@ def retreat(
     by_state = tl.load(
         carry + (side * num_items + b)[:, None] * hidden + j[None, :], mask=block, other=0.0
     )  # what the step behind left
-    if step + 1 < num_steps:
+    _behind, goes_on = _place(lengths, step + 1, side, num_items, b, has_item)
+    if tl.sum(goes_on.to(tl.int32)) > 0:
         weight += side * 3 * hidden * hidden
         behind = of_step + num_items
         for start in range(0, WIDE, BLOCK_K):
@@ -182,10 +185,10 @@ def retreat(
     here = block & active[:, None]
     by_state += tl.load(upstream + out_row[:, None] * hidden + j[None, :], mask=here, other=0.0)
     g = gates + of_step[:, None] * 4 * hidden + j[None, :]
-    r = tl.load(g, mask=block, other=0.0)
-    z = tl.load(g + hidden, mask=block, other=0.0)
-    n = tl.load(g + 2 * hidden, mask=block, other=0.0)
-    of_n = tl.load(g + 3 * hidden, mask=block, other=0.0)
+    r = tl.load(g, mask=here, other=0.0)
+    z = tl.load(g + hidden, mask=here, other=0.0)
+    n = tl.load(g + 2 * hidden, mask=here, other=0.0)
+    of_n = tl.load(g + 3 * hidden, mask=here, other=0.0)
     row_before = (side * (num_steps + 1) + step) * num_items + b
     before = tl.load(states + row_before[:, None] * hidden + j[None, :], mask=block, other=0.0)
     by_n = tl.where(here, by_state * (1.0 - z) * (1.0 - n * n), 0.0)

@@ -25,9 +25,15 @@ _PARTS = 16  # programs an image in the backward pass; each adds up a Gram gradi
 
 
 def region_attention(
-    affinity: Tensor, gram: Tensor, region_mask: Tensor, packing: Packing, *, scale: float
+    affinity: Tensor,
+    gram: Tensor,
+    region_mask: Tensor,
+    packing: Packing,
+    *,
+    scale: float,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Attention (n, r, W) in float32, by kernels.
+    """Attention (n, r, W) in the number format `dtype`, by kernels.
 
     Args:
         affinity: (n, r, W) products of regions and words; 0 for absent regions. A few words may have been
@@ -35,7 +41,7 @@ def region_attention(
         gram: (n, r, r) products of regions with each other.
         region_mask: (n, r) bool
     """
-    return _RegionAttention.apply(affinity, gram, region_mask, packing, scale)
+    return _RegionAttention.apply(affinity, gram, region_mask, packing, scale, dtype)
 
 
 def plain_region_attention(
@@ -94,7 +100,7 @@ def attend_regions(
     mask = inside[:, None] & has_word[None, :]
     x = tl.load(affinity + places, mask=mask, other=0.0).to(tl.float32)
     _clipped, _norm, a, _reached, _square, length = _attention(x, g, has_region, scale, epsilon, PRECISION)
-    tl.store(out + places, a / (length + epsilon)[None, :], mask=mask)
+    tl.store(out + places, (a / (length + epsilon)[None, :]).to(out.dtype.element_ty), mask=mask)
 
 
 @jit(do_not_specialize=["num_words", "num_texts"])
@@ -120,7 +126,7 @@ def attend_regions_back(
         places = image * num_regions * num_words + r[:, None] * num_words + first + w[None, :]
         mask = inside[:, None] & has_word[None, :]
         x = tl.load(affinity + places, mask=mask, other=0.0).to(tl.float32)
-        up = tl.load(upstream + places, mask=mask, other=0.0)
+        up = tl.load(upstream + places, mask=mask, other=0.0).to(tl.float32)
         clipped, norm, a, reached, square, length = _attention(x, g, has_region, scale, epsilon, PRECISION)
         inverse = 1.0 / (length + epsilon)
         # out = a / (length + ε), length = sqrt(aᵀ G a): a's gradient has a part by the length.
@@ -144,10 +150,16 @@ def attend_regions_back(
 class _RegionAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, affinity: Tensor, gram: Tensor, region_mask: Tensor, packing: Packing, scale: float
+        ctx: Any,
+        affinity: Tensor,
+        gram: Tensor,
+        region_mask: Tensor,
+        packing: Packing,
+        scale: float,
+        dtype: torch.dtype,
     ) -> Tensor:
         x, g, present = affinity.contiguous(), gram.float().contiguous(), region_mask.to(torch.uint8)
-        out = torch.zeros_like(x, dtype=torch.float32)  # also for words that were added to fill up
+        out = torch.zeros_like(x, dtype=dtype)  # also for words that were added to fill up
         n, r, num_words = x.shape
         if out.numel():
             attend_regions[(packing.num_texts, n)](
@@ -159,7 +171,7 @@ class _RegionAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         affinity, gram, region_mask = ctx.saved_tensors
         packing, scale = ctx.packing, ctx.scale
         if torch.is_grad_enabled():
@@ -171,17 +183,17 @@ class _RegionAttention(torch.autograd.Function):
                     upstream,
                     needed,
                 )
-            return found[0], found[1], None, None, None
+            return found[0], found[1], None, None, None, None
         x, g, present = affinity.contiguous(), gram.float().contiguous(), region_mask.to(torch.uint8)
         n, r, num_words = x.shape
         by_x = torch.zeros_like(x)
         by_g = g.new_zeros(n, _PARTS, r, r)
         if by_x.numel():
             attend_regions_back[(_PARTS, n)](
-                upstream.float().contiguous(), x, g, present.contiguous(), by_x, by_g, packing.starts,
+                upstream.contiguous(), x, g, present.contiguous(), by_x, by_g, packing.starts,
                 num_words, packing.num_texts, r, float(scale), EPSILON, PARTS=_PARTS, **_blocks(r, packing, x.dtype),
             )  # fmt: skip
-        return by_x, by_g.sum(dim=1).to(gram.dtype), None, None, None
+        return by_x, by_g.sum(dim=1).to(gram.dtype), None, None, None, None
 
 
 def _blocks(num_regions: int, packing: Packing, dtype: torch.dtype) -> dict[str, Any]:

@@ -53,11 +53,17 @@ def _run_by_kernel(gru: nn.GRU, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor
     input_weight, input_bias = (torch.cat(_directions(gru, name)) for name in ("weight_ih", "bias_ih"))
     weight, bias = (torch.stack(_directions(gru, name)) for name in ("weight_hh", "bias_hh"))
     with without_autocast(x):
-        inputs = F.linear(x.to(dtype), input_weight.to(dtype), input_bias.to(dtype))  # (b, l, k·3h)
+        x, input_weight = (_aligned(t.to(dtype)) for t in (x, input_weight))
+        inputs = F.linear(x, input_weight, input_bias.to(dtype))  # (b, l, k·3h)
         states = recurrence(inputs.unflatten(2, bias.shape), weight.to(dtype), bias, lengths)  # (k, b, l, h)
     rows, ends = torch.arange(len(x), device=x.device), lengths.long() - 1
     last = torch.stack([states[0, rows, ends], *(side[:, 0] for side in states[1:])])  # (k, b, h)
     return states.mean(dim=0), last.mean(dim=0)
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """With zeros added to the last axis up to a multiple of 8, which matrix units want; 300 is none."""
+    return F.pad(x, (0, -x.shape[-1] % 8))
 
 
 def _directions(gru: nn.GRU, name: str) -> list[Tensor]:
@@ -98,13 +104,19 @@ class WordEncoder(nn.Module):
         self.unit_words = unit_words
 
     def forward(self, batch: Batch) -> Encoded:
+        states, mask = self.states(batch)
+        return Encoded(local=self.finished(states, mask), mask=mask, most_parts=batch.most_words)
+
+    def states(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """States (b, w, d) of the recurrent network, and which words there are (b, w)."""
         numbers, mask = words_of(batch)
-        words, _ = run_gru(self.gru, self.dropout(self.embed(numbers)), mask)  # (b, w, d)
-        if self.unit_words:
-            words = unit(words)
-        return Encoded(
-            local=words.masked_fill(~mask.unsqueeze(-1), 0.0), mask=mask, most_parts=batch.most_words
-        )
+        states, _ = run_gru(self.gru, self.dropout(self.embed(numbers)), mask)
+        return states, mask
+
+    def finished(self, states: Tensor, mask: Tensor) -> Tensor:
+        """States as words: of unit length, unless that was not wanted, and zero where there is no word."""
+        words = unit(states) if self.unit_words else states
+        return words.masked_fill(~mask.unsqueeze(-1), 0.0)
 
 
 class VectorTower(nn.Module):

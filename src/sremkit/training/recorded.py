@@ -45,10 +45,8 @@ def records(
             "training.recorded replays the same kernels in every step, but this method decides during a step "
             "what to compute; leave training.recorded out"
         )
-    if process[1] > 1 or settings.micro_batch is not None or settings.compile:
-        raise UserError(
-            "training.recorded works in one process, without training.micro_batch and training.compile"
-        )
+    if process[1] > 1 or settings.micro_batch is not None:
+        raise UserError("training.recorded works in one process, without training.micro_batch")
     return True
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sremkit.data.batch import Batch
 from sremkit.errors import UserError
+from sremkit.models.compiling import compile_around_kernels
 from sremkit.models.matcher import Matcher
 from sremkit.recipes import TrainingSettings
 from sremkit.training.distributed import JoinedMatcher
@@ -29,7 +30,9 @@ class WholeMatcher(torch.nn.Module):
     def __init__(self, matcher: Matcher, *, compiled: bool) -> None:
         super().__init__()
         self.extra: dict[str, Tensor] = {}
-        self._score = torch.compile(matcher.logits_and_losses) if compiled else matcher.logits_and_losses
+        self._score = matcher.logits_and_losses
+        if compiled and not compile_around_kernels(matcher):
+            self._score = torch.compile(matcher.logits_and_losses)
 
     def forward(self, batch: Batch) -> Tensor:
         logits, self.extra = self._score(batch)

@@ -1,6 +1,6 @@
 """What is learnt from the sample, and how it judges pairs that were not in it.
 
-For each fold two witnesses learn from the sample's pairs of the other folds, exactly as in an audit of one piece. The
+For each fold the witnesses learn from the sample's pairs of the other folds, exactly as in an audit of one piece. The
 statistics of the sample's own pairs, each from the witnesses that have not seen its picture, give the noise rate and
 the way from a statistic to a score. Any other pair is then judged by the witnesses of its picture's fold, against the
 candidates of that fold.
