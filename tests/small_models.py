@@ -147,6 +147,6 @@ def weights_of(module: nn.Module) -> dict[str, Tensor]:
 
 def some_loss(logits: Tensor) -> Tensor:
     """A loss that sees every logit, and what they have in common too."""
-    match = torch.arange(len(logits))
+    match = torch.arange(len(logits), device=logits.device)
     ranking = F.cross_entropy(logits, match) + F.cross_entropy(logits.T, match)
     return ranking + logits.sigmoid().square().mean()

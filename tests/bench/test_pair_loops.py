@@ -51,6 +51,20 @@ def test_a_pair_loop_is_run_once_and_other_ways_are_repeated(monkeypatch) -> Non
     assert len(runs) == 4
 
 
+def test_a_measurement_has_captions_up_to_the_words_asked_for(monkeypatch) -> None:
+    made = []
+    make_batch = backbones.make_batch
+
+    def watched(*args, **options):
+        made.append(make_batch(*args, **options))
+        return made[-1]
+
+    monkeypatch.setattr(backbones, "make_batch", watched)
+    main(["--one", "scan-t2i", "--batch-size", "9", "--patience", "0", "--most-words", "9"])
+    lengths = made[0].word_mask.sum(dim=1)
+    assert (lengths.min(), lengths.max()) == (8, 9)
+
+
 def test_the_table_names_each_way_and_how_many_times_ours_it_takes(monkeypatch, capsys) -> None:
     seconds = {"ours": 1.0, "caption loop": 1.5, "pair loop": 9.0}
     monkeypatch.setattr(

@@ -13,8 +13,10 @@ from triton.compiler import ASTSource
 
 from sremkit.kernels import (
     node_attention,
+    node_linear,
     node_projection,
     node_sum,
+    node_tells,
     recurrence,
     region_attention,
     tails,
@@ -23,9 +25,9 @@ from sremkit.kernels import (
 NUMBERS = {
     "num_words", "num_texts", "num_regions", "num_nodes", "num_asking", "sim_dim", "widest", "first_word",
     "num_here", "upstream_stride", "out_stride", "step", "num_steps", "num_items", "hidden",
-    "num_rows", "num_columns", "width",
+    "num_rows", "num_columns", "num_lines", "num_images", "width",
 }  # fmt: skip
-ALWAYS_FLOAT32 = {"inverse", "by_attention", "by_gram", "gram", "weights", "by_weights", "bias", "by_bias"}
+ALWAYS_FLOAT32 = {"inverse", "by_gram", "gram", "weights", "by_weights", "bias", "by_bias"}
 
 
 def shared_memory(kernel, dtype: str, constants: dict, *, num_warps: int, num_stages: int, float32=()) -> int:
@@ -38,14 +40,14 @@ def shared_memory(kernel, dtype: str, constants: dict, *, num_warps: int, num_st
             return "i32"
         if name in ("epsilon", "scale"):
             return "fp32"
-        special = {"starts": "*i32", "lengths": "*i32", "region_mask": "*u8"}
+        special = {"starts": "*i32", "lengths": "*i32", "order": "*i32", "region_mask": "*u8"}
         return special.get(name, "*fp32" if name in ALWAYS_FLOAT32 | set(float32) else f"*{dtype}")
 
     signature = {name: kind(name) for name in kernel.arg_names}
     aligned = [
         k
         for k, name in enumerate(kernel.arg_names)
-        if signature[name].startswith("*") or name in ("sim_dim", "hidden", "width")
+        if signature[name].startswith("*") or name in ("sim_dim", "hidden", "width", "num_columns")
     ]
     source = ASTSource(kernel, signature, constants, {(k,): [["tt.divisibility", 16]] for k in aligned})
     options = {"num_warps": num_warps, "num_stages": num_stages}
@@ -66,8 +68,8 @@ def main() -> None:
                     kernel, dtype, constants, num_warps=blocks.num_warps, num_stages=blocks.num_stages
                 )
         found[f"add_images {dtype}"] = shared_memory(
-            node_projection.add_images, dtype, {"IMAGES": 128, "ROWS": 8, "COLUMNS": 1024},
-            num_warps=4, num_stages=3, float32=("out",),
+            node_projection.add_images, dtype, {"IMAGES": 128, "ROWS": 4, "COLUMNS": 1024},
+            num_warps=4, num_stages=3,
         )  # fmt: skip
         for nodes in (32, 128 if size == 2 else 64):
             graph = {
@@ -84,9 +86,30 @@ def main() -> None:
                 found[name] = shared_memory(kernel, dtype, graph, **schedule)
         for kernel in (node_sum.add_up, node_sum.add_up_back):
             found[f"{kernel.__name__} {dtype}"] = shared_memory(
-                kernel, dtype, {"NODES": 32, "SIM": 256}, num_warps=4, num_stages=1,
+                kernel, dtype, {"ROWS": node_sum._ROWS, "SIM": 256}, num_warps=node_sum._WARPS, num_stages=1,
                 float32=("out", "upstream"),
             )  # fmt: skip
+        for kernel, constants in (
+            (node_tells.tell, {"ROWS": node_tells._ROWS}),
+            (
+                node_tells.tell_back,
+                {"HANDED_ON": True, "IMAGES": node_tells._IMAGES, "ROWS": node_tells._ROWS_BACK},
+            ),
+        ):
+            found[f"{kernel.__name__} {dtype}"] = shared_memory(
+                kernel, dtype, {**constants, "SIM": 256},
+                num_warps=node_tells._WARPS, num_stages=1, float32=("out", "weight", "by_tells", "by_weight"),
+            )  # fmt: skip
+        for relu in (False, True):
+            constants = {
+                "RELU": relu,
+                "ROWS": node_linear._ROWS,
+                "ROWS_A_PROGRAM": node_linear._ROWS_A_PROGRAM,
+                "WIDTH": 256,
+            }
+            found[f"add_rows {dtype} {relu}"] = shared_memory(
+                node_linear.add_rows, dtype, constants, num_warps=4, num_stages=1, float32=("parts",)
+            )
         for kernel in (region_attention.attend_regions, region_attention.attend_regions_back):
             attention_precision = "tf32" if size == 2 else precision
             constants = {"REGIONS": 64, "WORDS": 32, "PARTS": 16, "PRECISION": attention_precision}
@@ -99,19 +122,22 @@ def main() -> None:
                 num_warps=region_attention._WARPS,
                 num_stages=1,
             )
-        blocks = dict(recurrence._BLOCKS[size])
-        schedule = {key: blocks.pop(key) for key in ("num_warps", "num_stages")}
-        blocks |= {"SIDES": 2, "PRECISION": precision}
         kept = ("states", "out", "gates", "carry", "upstream")
-        for kernel, more in (
-            (recurrence.advance, {"KEEP": True, "HIDDEN": 1024}),
-            (recurrence.retreat, {"WIDE": 3072}),
+        for kernel, cut, more in (
+            (recurrence.advance, recurrence.ADVANCE, {"KEEP": True, "HIDDEN": 1024}),
+            (recurrence.retreat, recurrence.RETREAT, {"WIDE": 3072}),
         ):
+            blocks = dict(cut[size])
+            schedule = {key: blocks.pop(key) for key in ("num_warps", "num_stages")}
+            constants = {"SIDES": 2, "PRECISION": precision, **blocks, **more}
             found[f"{kernel.__name__} {dtype}"] = shared_memory(
-                kernel, dtype, {**blocks, **more}, **schedule, float32=kept
+                kernel, dtype, constants, **schedule, float32=kept
             )
         found[f"clear_rows {dtype}"] = shared_memory(
             tails.clear_rows, dtype, {"ROWS": 32, "WIDTH": 256}, num_warps=4, num_stages=1
+        )
+        found[f"clear_columns {dtype}"] = shared_memory(
+            tails.clear_columns, dtype, {"LINES": 64, "COLUMNS": 16}, num_warps=4, num_stages=1
         )
     print(json.dumps(found))
 

@@ -1,4 +1,4 @@
-"""SGR, SAF and SGRAF by kernels equal the plain ones: logits, all gradients, running estimates."""
+"""SGR, SAF, SGRAF, SCAN and IMRAM by kernels equal the plain ones: logits, all gradients, running estimates."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from small_models import Items, make_items, small_matcher, some_loss
 from sremkit import kernels
+from sremkit.models import attended
 
 pytest.importorskip("triton", reason="the kernels need Triton")
 
@@ -59,6 +60,16 @@ def test_a_backbone_by_kernels_equals_the_plain_one(name: str, training: bool) -
     items = make_items()
     right = everything(name, items, backend="plain", dtype=torch.float64, training=training)
     found = everything(name, items, backend="triton", dtype=torch.float32, training=training)
+    assert largest_error(found, right) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["imram", "scan-i2t"])
+def test_attention_in_both_directions_by_the_kernel_equals_the_plain_one(name: str) -> None:
+    items = make_items()
+    right = everything(name, items, backend="plain", dtype=torch.float64, training=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attended, "attend", None)  # the plain way is not taken
+        found = everything(name, items, backend="triton", dtype=torch.float32, training=True)
     assert largest_error(found, right) < 1e-4
 
 

@@ -10,9 +10,12 @@ from torch import Tensor
 
 from kernels.kernel_cases import CASES, DEVICE, Case, assert_near, random, value_and_gradients
 from oracles import packed as oracle
+from sremkit.kernels import node_asking as asking_module
 from sremkit.kernels import node_attention as attention_module
+from sremkit.kernels import node_linear as linear_module
 from sremkit.kernels import node_projection as projection_module
 from sremkit.kernels import node_sum as sum_module
+from sremkit.kernels import node_tells as tells_module
 from sremkit.kernels import region_attention as region_module
 
 pytest.importorskip("triton", reason="the kernels need Triton")
@@ -51,6 +54,33 @@ def attention(case: Case, *, only_global: bool = False) -> tuple[list[Tensor], d
     }
 
 
+def asking(case: Case, *, only_global: bool = False) -> tuple[list[Tensor], dict[str, Function]]:
+    packing = case.packing
+    inputs = [
+        random(case.images, case.num_nodes, case.sim, seed=12, scale=0.5),
+        random(case.sim, case.sim, seed=13, scale=case.sim**-0.5),
+        random(case.sim, seed=14, scale=0.5),
+    ]
+    return inputs, {
+        "kernel": lambda *x: asking_module.node_asking(*x, packing, only_global=only_global),
+        "plain": lambda *x: asking_module.plain_node_asking(*x, packing, only_global=only_global),
+        "oracle": lambda *x: oracle.node_asking(*x, case.lengths, only_global=only_global),
+    }
+
+
+def linear(case: Case, *, relu: bool = False) -> tuple[list[Tensor], dict[str, Function]]:
+    inputs = [
+        random(case.images, case.num_nodes, case.sim, seed=15),
+        random(case.sim + 2, case.sim, seed=16, scale=case.sim**-0.5),
+        random(case.sim + 2, seed=17, scale=0.5),
+    ]
+    return inputs, {
+        "kernel": lambda *x: linear_module.node_linear(*x, relu=relu),
+        "plain": lambda *x: linear_module.plain_node_linear(*x, relu=relu),
+        "oracle": lambda *x: oracle.node_linear(*x, relu=relu),
+    }
+
+
 def weighted(case: Case) -> tuple[list[Tensor], dict[str, Function]]:
     packing = case.packing
     inputs = [
@@ -61,6 +91,35 @@ def weighted(case: Case) -> tuple[list[Tensor], dict[str, Function]]:
         "kernel": lambda w, x: sum_module.node_sum(w, x, packing),
         "plain": lambda w, x: sum_module.plain_node_sum(w, x, packing),
         "oracle": lambda w, x: oracle.node_sum(w, x, case.lengths),
+    }
+
+
+def told(case: Case) -> tuple[list[Tensor], dict[str, Function]]:
+    packing = case.packing
+    inputs = [
+        random(case.images, case.num_nodes, case.sim, seed=18),
+        random(1, case.sim, seed=19, scale=case.sim**-0.5),
+        random(1, seed=20),
+    ]
+    return inputs, {
+        "kernel": lambda *x: tells_module.node_tells(*x, packing)[0],
+        "plain": lambda *x: tells_module.plain_node_tells(*x, packing),
+        "oracle": lambda *x: oracle.node_tells(*x, case.lengths),
+    }
+
+
+def told_and_handed_on(case: Case) -> tuple[list[Tensor], dict[str, Function]]:
+    """The nodes that are handed on are summed with weights that depend on what the nodes tell."""
+    packing, (inputs, ways) = case.packing, told(case)
+
+    def by_kernels(*x: Tensor) -> Tensor:
+        tells, nodes = tells_module.node_tells(*x, packing)
+        return sum_module.node_sum(tells.tanh(), nodes, packing)
+
+    return inputs, {
+        "kernel": by_kernels,
+        "plain": lambda *x: sum_module.plain_node_sum(ways["plain"](*x).tanh(), x[0], packing),
+        "oracle": lambda *x: oracle.node_sum(ways["oracle"](*x).tanh(), x[0], case.lengths),
     }
 
 
@@ -82,6 +141,12 @@ FUNCTIONS = {
     "node_projection": projection,
     "node_attention": attention,
     "global_attention": lambda case: attention(case, only_global=True),
+    "node_asking": asking,
+    "global_asking": lambda case: asking(case, only_global=True),
+    "node_linear": linear,
+    "node_linear_relu": lambda case: linear(case, relu=True),
+    "node_tells": told,
+    "node_tells_and_sum": told_and_handed_on,
     "node_sum": weighted,
     "region_attention": regions,
 }
@@ -166,7 +231,9 @@ def test_an_image_without_regions_attends_to_nothing_with_finite_gradients() -> 
     assert all(g.isfinite().all() for g in found)
 
 
-@pytest.mark.parametrize("name", ["node_attention", "node_sum", "region_attention"])
+@pytest.mark.parametrize(
+    "name", ["node_attention", "node_asking", "node_tells_and_sum", "node_sum", "region_attention"]
+)
 def test_a_kernel_that_forgot_where_a_caption_ends_would_be_noticed(name: str) -> None:
     case = CASES["odd"]
     inputs, ways = FUNCTIONS[name](case)
@@ -186,14 +253,25 @@ def test_a_kernel_that_forgot_where_a_caption_ends_would_be_noticed(name: str) -
         assert_near(value_and_gradients(wrong["kernel"], inputs, torch.float32), right, 1e-2)
 
 
-@pytest.mark.parametrize("name", ["node_attention", "node_sum", "region_attention"])
+#: Along which axis a function's inputs may be longer than the captions, and which of the inputs.
+FILLED_UP = {
+    "node_attention": (1, [True, True]),
+    "node_asking": (1, [True, False, False]),
+    "global_asking": (1, [True, False, False]),
+    "node_tells": (1, [True, False, False]),
+    "node_tells_and_sum": (1, [True, False, False]),
+    "node_sum": (1, [False, True]),
+    "region_attention": (2, [True, False]),
+}
+
+
+@pytest.mark.parametrize("name", FILLED_UP)
 @pytest.mark.parametrize(("way", "dtype"), [("plain", torch.float64), ("kernel", torch.float32)])
 def test_rows_that_fill_up_have_no_influence_and_no_gradient(name: str, way: str, dtype: torch.dtype) -> None:
     """Words and nodes may have a few rows more than the captions, whatever is in them."""
     inputs, ways = FUNCTIONS[name](CASES["odd"])
     right = value_and_gradients(ways["plain"], inputs, torch.float64)[0]
-    dim = 2 if name == "region_attention" else 1
-    fills = [name != "node_sum", name != "region_attention"]  # the first, the second of the inputs
+    dim, fills = FILLED_UP[name]
     longer = [
         torch.cat([x, x.narrow(dim, 0, 3) + 1], dim=dim) if fill else x
         for x, fill in zip(inputs, fills, strict=True)

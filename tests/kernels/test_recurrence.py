@@ -83,6 +83,34 @@ def test_the_kernel_equals_its_plain_twin(name: str, dtype: torch.dtype, toleran
     assert_near(value_and_gradients(ways["kernel"], inputs, dtype), right, tolerance)
 
 
+@pytest.mark.parametrize("name", ["two-ways", "wide", "many"])
+def test_blocks_of_other_sizes_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, ways = CASES[name].inputs, CASES[name].ways
+    right = value_and_gradients(ways["plain"], inputs, torch.float64)
+    schedule = {"num_warps": 4, "num_stages": 2}
+    monkeypatch.setitem(module.ADVANCE, 4, {"BLOCK_B": 16, "BLOCK_H": 64, "BLOCK_K": 16, **schedule})
+    monkeypatch.setitem(module.RETREAT, 4, {"BLOCK_B": 32, "BLOCK_H": 16, "BLOCK_K": 32, **schedule})
+    assert_near(value_and_gradients(ways["kernel"], inputs, torch.float32), right, 1e-5)
+
+
+def test_the_order_of_captions_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs take captions by their length; which caption is where must not matter."""
+    for cut in (module.ADVANCE, module.RETREAT):
+        monkeypatch.setitem(cut, 4, {**cut[4], "BLOCK_B": 16})
+    case = Captions([1 + (5 * k) % 7 for k in range(35)], hidden=3, sides=2)
+    x, weight, bias = case.inputs
+    g = torch.Generator().manual_seed(5)
+    shuffled = torch.randperm(35, generator=g)
+    other = Captions([case.lengths[k] for k in shuffled.tolist()], hidden=3, sides=2)
+    found = value_and_gradients(case.ways["kernel"], [x, weight, bias], torch.float32)
+    upstream = random(*found[0].shape, seed=99).float()
+    leaves = [t.float().requires_grad_() for t in (x[shuffled], weight, bias)]
+    value = other.ways["kernel"](*leaves)
+    by_x, by_weight, by_bias = torch.autograd.grad(value, leaves, upstream[:, shuffled])
+    right = [found[0][:, shuffled], found[1][shuffled], *found[2:]]
+    assert_near([value, by_x, by_weight, by_bias], [t.double() for t in right], 1e-6)
+
+
 @pytest.mark.parametrize("way", ["kernel", "plain"])
 def test_padding_has_no_state_no_influence_and_no_gradient(way: str) -> None:
     case = CASES["more-columns"]

@@ -60,7 +60,7 @@ def test_a_caption_without_words_takes_no_row() -> None:
     assert given.places[:3].tolist() == [2, 3, 6]
 
 
-@pytest.mark.parametrize("rows", [9, 10, 31, 32, 33, 64, 70])
+@pytest.mark.parametrize("rows", [9, 10, 31, 32, 33, 64, 70, 150])
 def test_a_tail_is_cleared_from_its_first_row_to_its_last(rows: int) -> None:
     packing = pack(MASK.to(DEVICE), most=rows - 3)  # 3 global nodes and 6 words: the tail begins at row 9
     wide, narrow = torch.full((2, rows, 5), 7.0, device=DEVICE), torch.full((1, rows, 1), 7.0, device=DEVICE)
@@ -78,6 +78,16 @@ def test_a_tail_may_begin_where_a_block_does(most: int) -> None:
     tails.clear_tail(pack(mask.to(DEVICE), most=most), nodes)
     assert (nodes[:, :32] == 7).all()
     assert (nodes[:, 32:] == 0).all()
+
+
+@pytest.mark.parametrize("words", [6, 7, 22, 23, 60])
+def test_the_last_words_are_cleared_from_the_first_to_the_last(words: int) -> None:
+    packing = pack(MASK.to(DEVICE), most=words)  # 6 words of three captions
+    many, few = torch.full((5, 13, words), 7.0, device=DEVICE), torch.full((1, 1, words), 7.0, device=DEVICE)
+    tails.clear_last_words(packing, many, few)
+    for values in (many, few):
+        assert (values[..., :6] == 7).all()
+        assert (values[..., 6:] == 0).all()
 
 
 def step(name: str, items: Items, most: int | None, *, dtype: torch.dtype, backend: str) -> dict[str, Tensor]:
@@ -114,7 +124,7 @@ def test_spare_rows_have_no_influence_on_logits_and_gradients(name: str) -> None
 @pytest.mark.parametrize("name", ["sgr", "saf"])
 def test_a_tail_that_nobody_clears_would_be_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     items = make_items(4)
-    for module in ("node_attention", "node_sum"):
+    for module in ("node_asking", "node_sum", "node_tells"):
         monkeypatch.setattr(f"sremkit.kernels.{module}.clear_tail", lambda *_: None)
     exact = step(name, items, None, dtype=torch.float64, backend="plain")
     with rubbish_in_fresh_memory():

@@ -186,6 +186,12 @@ def test_one_long_text_does_not_pad_the_others_and_the_order_is_restored() -> No
     assert restored.tolist() == [[0.0, 1.0, 2.0, 3.0, 4.0]]
 
 
+def test_a_text_much_shorter_than_the_longest_of_its_chunk_begins_a_new_one() -> None:
+    texts = encoded([10, 7, 9, 8, 10, 1])
+    chunks = length_chunks(texts, floats_per_word=1, least_filled=0.8)  # 8 of 10 is enough, 1 of 7 is not
+    assert [chunk.columns.tolist() for chunk in chunks] == [[0, 4, 2, 3], [1], [5]]
+
+
 def test_encodings_are_joined_padded_trimmed_and_indexed() -> None:
     short, long = encoded([2, 1]), encoded([3])
     both = Encoded.concatenate([short, long])

@@ -84,3 +84,36 @@ def node_sum(weights: Tensor, nodes: Tensor, lengths: list[int]) -> Tensor:
             for i in range(len(nodes))
         ]
     )
+
+
+def node_asking(
+    nodes: Tensor, weight: Tensor, bias: Tensor, lengths: list[int], *, only_global: bool
+) -> Tensor:
+    """Attention whose queries are a linear function of the nodes; all of them ask, or the global ones alone."""
+    asking = node_linear(nodes[:, : len(lengths)] if only_global else nodes, weight, bias, relu=False)
+    return node_attention(asking, nodes, lengths)
+
+
+def node_linear(x: Tensor, weight: Tensor, bias: Tensor, *, relu: bool) -> Tensor:
+    """(n, rows, t): one number at a time."""
+    images = []
+    for image in x:
+        rows = []
+        for vector in image:
+            numbers = [(row * vector).sum() + b for row, b in zip(weight, bias, strict=True)]
+            rows.append(torch.stack([y if y > 0 or not relu else y * 0 for y in numbers]))
+        images.append(torch.stack(rows))
+    return torch.stack(images)
+
+
+def node_tells(nodes: Tensor, weight: Tensor, bias: Tensor, lengths: list[int]) -> Tensor:
+    """(n, m, 1 + longest): one number a node, 0 where a caption has none."""
+    out = []
+    for image in nodes:
+        captions = []
+        for rows in caption_rows(lengths):
+            numbers = [(image[k] * weight[0]).sum() + bias[0] for k in rows]
+            absent = [nodes.new_zeros(())] * (max(lengths) - len(rows) + 1)
+            captions.append(torch.stack(numbers + absent))
+        out.append(torch.stack(captions))
+    return torch.stack(out)

@@ -71,9 +71,17 @@ def test_recording_on_the_processor_is_refused_with_two_ways_out() -> None:
         tiny.tiny_trainer(recorded=True)
 
 
-def refused(method: str = "srem", process: tuple[int, int] = (0, 1), **settings: object) -> bool:
+def refused(
+    method: str = "srem", process: tuple[int, int] = (0, 1), backbone: str = "saf", **settings: object
+) -> bool:
     made = TrainingSettings(**{"recorded": True, **settings})
-    return not records(made, build_method(method), process, CUDA)
+    return not records(made, small_matcher(backbone), build_method(method), process, CUDA)
+
+
+@pytest.mark.parametrize("backbone", ["imram", "scan-i2t"])
+def test_a_backbone_that_waits_for_the_device_is_refused(backbone: str) -> None:
+    with pytest.raises(UserError, match=rf"those of {backbone} do; leave training\.recorded out"):
+        refused(backbone=backbone)
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if not METHODS[name].recordable])

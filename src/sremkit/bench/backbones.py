@@ -1,8 +1,8 @@
 """Time and memory of a training step of each backbone, beside two loops that compute the same.
 
 `python -m sremkit.bench.backbones` prints a table. A step is encoding, comparison, a contrastive loss and its
-gradients, at the published sizes, on random features and captions of 8 to 20 words. Each measurement has a
-process of its own, so that its peak memory is its own.
+gradients, at the published sizes, on random features and captions of 8 to 20 words, or as many as `--most-words`
+says. Each measurement has a process of its own, so that its peak memory is its own.
 
 The yardsticks: the caption loop compares one caption with all images at once, as the field's public codes do. The
 pair loop is the formula as written, one caption with one image at a time; it is run once, not repeated.
@@ -83,17 +83,20 @@ def compare(matcher: Matcher, images: Encoded, texts: Encoded, *, by: By) -> Ten
     return loops[matcher.name](matcher, images, texts)
 
 
-def measure(name: str, *, by: By, batch_size: int, device: str, patience: float) -> dict[str, float]:
+def measure(
+    name: str, *, by: By, batch_size: int, device: str, patience: float, most_words: int = 20
+) -> dict[str, float]:
     """Best seconds of a training step and of its comparison alone, each forward and backward.
 
     Also the peak megabytes that steps take beyond model and batch.
 
     Args:
+        most_words: of a caption; the fewest are 8.
         patience: no further repetition is begun after this many seconds; a pair loop is run once in any case.
     """
     torch.manual_seed(0)
     matcher = build_matcher(name, **OPTIONS.get(name, WORDS)).to(device).train()
-    batch = make_batch(name, batch_size).to(device)
+    batch = make_batch(name, batch_size, words=(8, most_words)).to(device)
     before = _peak_megabytes(device)
 
     def step() -> None:
@@ -144,7 +147,7 @@ def _peak_megabytes(device: str) -> float:
 def _measured_apart(name: str, *, by: By, arguments: argparse.Namespace) -> dict[str, float]:
     command = [sys.executable, "-m", "sremkit.bench.backbones", "--one", name, "--by", by]
     command += ["--batch-size", str(arguments.batch_size), "--device", arguments.device]
-    command += ["--patience", str(arguments.patience)]
+    command += ["--patience", str(arguments.patience), "--most-words", str(arguments.most_words)]
     run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(run.stdout.splitlines()[-1])
 
@@ -158,6 +161,7 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--patience", type=float, default=20.0, help="seconds to repeat one measurement")
+    parser.add_argument("--most-words", type=int, default=20, help="of a caption; the fewest are 8")
     parser.add_argument(
         "--no-pair-loop", action="store_true", help="leave out the loop over pairs, which takes minutes"
     )
@@ -165,7 +169,8 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--by", choices=get_args(By), default="ours", help=argparse.SUPPRESS)
     arguments = parser.parse_args(given)
     if arguments.one:
-        options = {name: getattr(arguments, name) for name in ("by", "batch_size", "device", "patience")}
+        names = ("by", "batch_size", "device", "patience", "most_words")
+        options = {name: getattr(arguments, name) for name in names}
         print(json.dumps(measure(arguments.one, **options)))
         return
     print(

@@ -23,7 +23,7 @@ from sremkit.bench.kernel_check import can_check, check_backbones, check_kernels
 from sremkit.bench.operations import Sizes, Work, training_work
 from sremkit.bench.stepping import FUSED, Bench
 from sremkit.data.batch import Batch
-from sremkit.models import Encoded, Matcher
+from sremkit.models import BACKBONES, Encoded, Matcher
 
 WAYS = ("loop", "recorded", "fused", "plain", "compiled")
 #: Seconds that a row is expected to take at most, its compilation included; without them it is skipped.
@@ -126,8 +126,8 @@ def _jobs(
         for name in bench.args.backbones:
             if (way in ("fused", "recorded") and name not in FUSED) or (way == "loop" and name not in LOOPS):
                 continue  # no kernel serves it, or nobody loops
-            if way == "recorded" and bench.device.type != "cuda":
-                continue  # only CUDA devices replay
+            if way == "recorded" and not (bench.device.type == "cuda" and BACKBONES[name].recordable):
+                continue  # only CUDA devices replay, and only what never waits for them
             yield name, way, lambda n=name, w=way: training_row(bench, n, w, ceilings)  # type: ignore[misc]
             if way in ("fused", "plain") and bench.args.eval_texts:
                 yield name, way, lambda n=name, w=way: scoring_row(bench, n, w)  # type: ignore[misc]

@@ -25,7 +25,7 @@ from sremkit.models.compiling import compile_around_kernels
 from sremkit.training.recorded import RecordedSteps
 
 #: Backbones whose comparison goes through kernels.
-FUSED = ("saf", "sgr", "sgraf", "scan-t2i")
+FUSED = ("saf", "sgr", "sgraf", "scan-t2i", "scan-i2t", "imram")
 #: Backbones that reason about similarity vectors.
 WITH_NODES = ("saf", "sgr", "sgraf")
 #: Sizes to try a program with.

@@ -141,7 +141,7 @@ class _NodeAttention(torch.autograd.Function):
     def forward(ctx: Any, asking: Tensor, nodes: Tensor, packing: Packing) -> Tensor:
         q, x = in_format(asking.dtype, asking, nodes)
         out = torch.empty_like(q)
-        _launch(attend, q, x, (q, x, out), packing)
+        launch(attend, q, x, (q, x, out), packing)
         clear_tail(packing, out)
         ctx.save_for_backward(asking, nodes)
         ctx.packing = packing
@@ -163,12 +163,12 @@ class _NodeAttention(torch.autograd.Function):
             return by_asking, by_nodes, None
         g, q, x = in_format(asking.dtype, upstream, asking, nodes)
         by_q, by_x = torch.empty_like(q), torch.empty_like(x)
-        _launch(attend_back, q, x, (g, q, x, by_q, by_x), packing)
+        launch(attend_back, q, x, (g, q, x, by_q, by_x), packing)
         clear_tail(packing, by_q, by_x)
         return by_q, by_x.to(nodes.dtype), None
 
 
-def _launch(kernel: Any, q: Tensor, x: Tensor, tensors: tuple[Tensor, ...], packing: Packing) -> None:
+def launch(kernel: Any, q: Tensor, x: Tensor, tensors: tuple[Tensor, ...], packing: Packing) -> None:
     """Run a kernel over all captions and images."""
     only_global = q.shape[1] == packing.num_texts
     num_nodes = block(1 + packing.longest)

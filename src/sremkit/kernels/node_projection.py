@@ -31,7 +31,7 @@ from sremkit.kernels.language import EPSILON, block, in_format, jit, precision, 
 from sremkit.kernels.twice import recorded_gradients
 
 _LEAST_WORDS = 32  # of a program
-_BACKWARD_BYTES = 256 << 20  # for each of the two wide buffers of the backward pass
+_BACKWARD_BYTES = 288 << 20  # for each of the two wide buffers of the backward pass
 
 
 class Projected(NamedTuple):
@@ -191,7 +191,7 @@ def project_back(
         tl.store(squares + places, (difference * difference).to(p.dtype), mask=word_width)
         tl.store(by_context + places, e, mask=word_width)
         by_a = tl.dot(e, tl.trans(v), by_a, input_precision=PRECISION)
-    tl.store(by_attention + a_places, by_a, mask=a_mask)
+    tl.store(by_attention + a_places, by_a.to(by_attention.dtype.element_ty), mask=a_mask)
 
 
 @functools.cache
@@ -207,12 +207,13 @@ def _tuned(kernel: Any) -> Any:
     return triton.autotune(configs=configs, key=["WIDTH", "sim_dim", "num_regions"])(kernel)
 
 
-@jit(do_not_specialize=["num_columns"])
+@jit
 def add_images(values, out, num_columns, IMAGES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Minus the sum over images, COLUMNS numbers a program."""
+    # The number of columns is specialised: only when it is known to be a multiple of 16 are loads wide.
     column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < num_columns
-    total = tl.full((COLUMNS,), 0.0, tl.float32)
+    total = tl.full((ROWS, COLUMNS), 0.0, tl.float32)  # added up over its rows once, at the end
     for start in range(0, IMAGES, ROWS):
         image = start + tl.arange(0, ROWS)
         x = tl.load(
@@ -220,8 +221,8 @@ def add_images(values, out, num_columns, IMAGES: tl.constexpr, ROWS: tl.constexp
             mask=(image < IMAGES)[:, None] & inside[None, :],
             other=0.0,
         )
-        total += tl.sum(x.to(tl.float32), axis=0)
-    tl.store(out + column, -total, mask=inside)
+        total += x.to(tl.float32)
+    tl.store(out + column, -tl.sum(total, axis=0).to(out.dtype.element_ty), mask=inside)
 
 
 class _NodeProjection(torch.autograd.Function):
@@ -244,7 +245,14 @@ class _NodeProjection(torch.autograd.Function):
         if torch.is_grad_enabled():
             with torch.autocast(device_type=upstream.device.type, enabled=False):
                 return None, *recorded_gradients(_plain_parts, given, upstream, ctx.needs_input_grad[1:])
-        pieces = zip(converted, _pieces(upstream, converted), _pieces(out, converted), lengths, strict=True)
+        pieces = zip(
+            converted,
+            _parts(given),
+            _pieces(upstream, converted),
+            _pieces(out, converted),
+            lengths,
+            strict=True,
+        )
         found = [gradient for piece in pieces for gradient in _run_backward(*piece)]
         return None, *(g.to(x.dtype) for g, x in zip(found, given, strict=True))
 
@@ -278,16 +286,19 @@ def _run_forward(part: Projected, out: Tensor) -> Tensor:
 
 
 def _run_backward(
-    part: Projected, upstream: Tensor, out: Tensor, inverse: Tensor
+    part: Projected, given: Projected, upstream: Tensor, out: Tensor, inverse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients by all that `part` is made of; what a kernel writes has the number format that was `given`."""
     attention, regions, words, weight, _bias = part
     (n, r, num_words), (s, d) = attention.shape, weight.shape
     # Of several parts, upstream is a slice: only its images may lie apart.
     if upstream.stride()[1:] != (s, 1):
         upstream = upstream.contiguous()
-    by_attention = attention.new_empty(attention.shape, dtype=torch.float32)
-    by_regions, by_words, by_weight = (t.float().new_zeros(t.shape) for t in (regions, words, weight))
+    by_attention = torch.empty_like(attention, dtype=given.attention.dtype)
+    by_words = torch.empty_like(words, dtype=given.words.dtype)
+    by_weight = torch.zeros_like(weight, dtype=torch.float32)
     by_bias = by_weight.new_zeros(s)
+    by_regions: Tensor | None = None
     at_once = _words_at_once(num_words, n * d * out.element_size())
     for first in range(0, num_words if n else 0, at_once):
         here = min(at_once, num_words - first)
@@ -301,16 +312,23 @@ def _run_backward(
         )  # fmt: skip
         _launch(project_back, out.dtype, here, n, arguments, **_constants(part))
         _minus_sum_over_images(by_context, by_words[first : first + here])
-        by_regions += attention[:, :, first : first + here] @ by_context
+        by_these = attention[:, :, first : first + here] @ by_context
+        # Two products are rounded no more often than their sum in float32 would be; of more it would be.
+        if by_regions is None:
+            by_regions = by_these if num_words <= 2 * at_once else by_these.float()
+        else:
+            by_regions += by_these
         by_weight += by_sum.flatten(0, 1).T @ squares.flatten(0, 1)
         by_bias += bias_parts.sum(dim=0)
+    if by_regions is None:
+        by_regions = torch.zeros_like(regions)
     return by_attention, by_regions, by_words, by_weight, by_bias
 
 
 def _minus_sum_over_images(values: Tensor, out: Tensor) -> None:
     columns = out.numel()
     add_images[(-(-columns // 1024),)](
-        values, out, columns, IMAGES=len(values), ROWS=8, COLUMNS=1024, num_warps=4, num_stages=3
+        values, out, columns, IMAGES=len(values), ROWS=4, COLUMNS=1024, num_warps=4, num_stages=3
     )
 
 

@@ -10,10 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sremkit.kernels.language import block, caption_rows, jit, tl
+from sremkit.kernels.language import block, jit, tl
 from sremkit.kernels.packing import Packing, padded
 from sremkit.kernels.tails import clear_tail
 from sremkit.kernels.twice import recorded_gradients
+
+# A program is a single warp, whose threads hold whole columns: sums over nodes wait for nobody.
+_ROWS, _WARPS = 8, 1
 
 
 def node_sum(weights: Tensor, nodes: Tensor, packing: Packing) -> Tensor:
@@ -35,51 +38,68 @@ def plain_node_sum(weights: Tensor, nodes: Tensor, packing: Packing) -> Tensor:
 @jit(do_not_specialize=["num_texts", "num_nodes", "widest"])
 def add_up(
     weights, nodes, out, starts, num_texts, num_nodes, widest, sim_dim,
-    NODES: tl.constexpr, SIM: tl.constexpr,
+    ROWS: tl.constexpr, SIM: tl.constexpr,
 ):  # fmt: skip
-    """Forward: one image and one caption a program."""
+    """Forward: one image and one caption a program, ROWS nodes at a time."""
     text = tl.program_id(0)
     image = tl.program_id(1).to(tl.int64)
-    k, s = tl.arange(0, NODES), tl.arange(0, SIM)
-    rows, count = caption_rows(starts, text, num_texts, NODES)
-    has_node, has_sim = k < count, s < sim_dim
+    s = tl.arange(0, SIM)
+    first = tl.load(starts + text)
+    count = 1 + tl.load(starts + text + 1) - first
+    has_sim = s < sim_dim
     pair = image * num_texts + text
-    weight = tl.load(weights + pair * widest + k, mask=has_node, other=0.0)
-    x = tl.load(
-        nodes + (image * num_nodes + rows)[:, None] * sim_dim + s[None, :],
-        mask=has_node[:, None] & has_sim[None, :],
-        other=0.0,
-    )
-    tl.store(out + pair * sim_dim + s, tl.sum(weight[:, None] * x.to(tl.float32), axis=0), mask=has_sim)
+    total = tl.full((ROWS, SIM), 0.0, tl.float32)  # added up over its rows once, at the end
+    start = 0
+    while start < count:
+        k = start + tl.arange(0, ROWS)
+        has_node = k < count
+        row = tl.where(k == 0, text, num_texts + first + k - 1)
+        weight = tl.load(weights + pair * widest + k, mask=has_node, other=0.0)
+        x = tl.load(
+            nodes + (image * num_nodes + row)[:, None] * sim_dim + s[None, :],
+            mask=has_node[:, None] & has_sim[None, :],
+            other=0.0,
+        )
+        total += weight[:, None] * x.to(tl.float32)
+        start += ROWS
+    tl.store(out + pair * sim_dim + s, tl.sum(total, axis=0), mask=has_sim)
 
 
 @jit(do_not_specialize=["num_texts", "num_nodes", "widest"])
 def add_up_back(
     upstream, weights, nodes, by_weights, by_nodes, starts, num_texts, num_nodes, widest, sim_dim,
-    NODES: tl.constexpr, SIM: tl.constexpr,
+    ROWS: tl.constexpr, SIM: tl.constexpr,
 ):  # fmt: skip
     """Backward: by the weights, 0 where a caption has no node, and by the nodes."""
     text = tl.program_id(0)
     image = tl.program_id(1).to(tl.int64)
-    k, s = tl.arange(0, NODES), tl.arange(0, SIM)
-    rows, count = caption_rows(starts, text, num_texts, NODES)
-    has_node, has_sim = k < count, s < sim_dim
+    s = tl.arange(0, SIM)
+    first = tl.load(starts + text)
+    count = 1 + tl.load(starts + text + 1) - first
+    has_sim = s < sim_dim
     pair = image * num_texts + text
-    weight = tl.load(weights + pair * widest + k, mask=has_node, other=0.0)
     g = tl.load(upstream + pair * sim_dim + s, mask=has_sim, other=0.0)
-    places = (image * num_nodes + rows)[:, None] * sim_dim + s[None, :]
-    mask = has_node[:, None] & has_sim[None, :]
-    x = tl.load(nodes + places, mask=mask, other=0.0).to(tl.float32)
-    tl.store(by_weights + pair * widest + k, tl.sum(x * g[None, :], axis=1), mask=k < widest)
-    by_x = (weight[:, None] * g[None, :]).to(by_nodes.dtype.element_ty)
-    tl.store(by_nodes + places, by_x, mask=mask)
+    start = 0
+    while start < widest:
+        k = start + tl.arange(0, ROWS)
+        has_node = k < count
+        row = tl.where(k == 0, text, num_texts + first + k - 1)
+        places = (image * num_nodes + row)[:, None] * sim_dim + s[None, :]
+        mask = has_node[:, None] & has_sim[None, :]
+        x = tl.load(nodes + places, mask=mask, other=0.0).to(tl.float32)
+        tl.store(by_weights + pair * widest + k, tl.sum(x * g[None, :], axis=1), mask=k < widest)
+        weight = tl.load(weights + pair * widest + k, mask=has_node, other=0.0)
+        by_x = (weight[:, None] * g[None, :]).to(by_nodes.dtype.element_ty)
+        tl.store(by_nodes + places, by_x, mask=mask)
+        start += ROWS
 
 
 class _NodeSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weights: Tensor, nodes: Tensor, packing: Packing) -> Tensor:
         out = nodes.new_empty(len(nodes), packing.num_texts, nodes.shape[2], dtype=torch.float32)
-        _launch(add_up, nodes, (weights.float().contiguous(), nodes.contiguous(), out), packing)
+        tensors = (weights.float().contiguous(), nodes.contiguous(), out)
+        _launch(add_up, nodes, tensors, packing)
         ctx.save_for_backward(weights, nodes)
         ctx.packing = packing
         return out
@@ -110,8 +130,8 @@ def _launch(kernel: Any, nodes: Tensor, tensors: tuple[Tensor, ...], packing: Pa
         num_nodes,
         1 + packing.longest,
         sim_dim,
-        NODES=block(1 + packing.longest),
         SIM=block(sim_dim),
-        num_warps=4 if packing.longest < 32 else 8,
+        ROWS=_ROWS,
+        num_warps=_WARPS,
         num_stages=1,
     )

@@ -5,7 +5,7 @@
 with biases inside of x and U. The library's recurrent networks want captions packed by their lengths, which
 have to be known to the host: a wait in every step, a copy for every word, and nothing that could be recorded and
 replayed. Here lengths stay on the device. The first direction reads word t at step t, the second one word
-length - 1 - t, and a caption that has ended keeps its state.
+length - 1 - t, and a caption that has ended keeps its state. Programs take captions of like length.
 
 Forward, a program takes some captions and some hidden units: products with all units, then the gates. Backward, it
 takes the same: products with the gates' gradients of the step behind, then the gates' gradients of its own.
@@ -80,6 +80,13 @@ def _tanh(x):
 
 
 @jit
+def _captions(order, num_items, BLOCK_B: tl.constexpr):
+    """The captions of a program, by falling length, so that they end together; and whether there are any."""
+    place = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B)
+    return tl.load(order + place, mask=place < num_items, other=0), place < num_items
+
+
+@jit
 def _place(lengths, step, side, num_items, b, has_item):
     """Which word these captions are at, and whether they have one."""
     length = tl.load(lengths + b, mask=has_item, other=0)
@@ -89,15 +96,15 @@ def _place(lengths, step, side, num_items, b, has_item):
 
 @jit(do_not_specialize=["step", "num_steps", "num_items"])
 def advance(
-    inputs, weight, bias, lengths, states, low, out, gates, step, num_steps, num_items, hidden,
+    inputs, weight, bias, lengths, order, states, low, out, gates, step, num_steps, num_items, hidden,
     SIDES: tl.constexpr, KEEP: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr,
     BLOCK_K: tl.constexpr, HIDDEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Forward: one step of BLOCK_B captions and BLOCK_H hidden units in one direction."""
     side = tl.program_id(2)
-    b = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B)
+    b, has_item = _captions(order, num_items, BLOCK_B)
     j = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
-    has_item, has_unit = b < num_items, j < hidden
+    has_unit = j < hidden
     block = has_item[:, None] & has_unit[None, :]
     word, active = _place(lengths, step, side, num_items, b, has_item)
     if tl.sum(active.to(tl.int32)) == 0:
@@ -150,15 +157,15 @@ def advance(
 
 @jit(do_not_specialize=["step", "num_steps", "num_items"])
 def retreat(
-    upstream, weight, lengths, states, gates, carry, by_inputs, by_gates, step, num_steps, num_items, hidden,
-    SIDES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr,
+    upstream, weight, lengths, order, states, gates, carry, by_inputs, by_gates,
+    step, num_steps, num_items, hidden, SIDES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_H: tl.constexpr,
     BLOCK_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Backward: one step, from the gates' gradients of the step behind to those of this one."""
     side = tl.program_id(2)
-    b = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B)
+    b, has_item = _captions(order, num_items, BLOCK_B)
     j = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
-    has_item, has_unit = b < num_items, j < hidden
+    has_unit = j < hidden
     block = has_item[:, None] & has_unit[None, :]
     of_step = ((side * num_steps + step) * num_items + b).to(tl.int64)  # rows of gates and of their gradients
     by_state = tl.load(
@@ -217,22 +224,24 @@ class _Recurrence(torch.autograd.Function):
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, lengths: Tensor) -> Tensor:
         x, u, lengths = inputs.contiguous(), weight.contiguous(), lengths.to(torch.int32)
         (b, num_steps, k, _), h = x.shape, u.shape[2]
+        order = lengths.argsort(descending=True, stable=True).to(torch.int32)
         keep = any(ctx.needs_input_grad)
         states = u.new_zeros(k, num_steps + 1, b, h, dtype=torch.float32)
         low = states if u.dtype == torch.float32 else torch.zeros_like(states, dtype=u.dtype)
         out = states.new_zeros(k, b, num_steps, h)
         gates = states.new_empty(k, num_steps, b, 4, h) if keep else states
+        blocks = ADVANCE[u.dtype.itemsize]
         for step in range(num_steps):
-            advance[_grid(b, h, k)](
-                x, u, bias.contiguous(), lengths, states, low, out, gates, step, num_steps, b, h,
-                SIDES=k, KEEP=keep, HIDDEN=h, PRECISION=precision(u.dtype), **_blocks(u.dtype),
+            advance[_grid(blocks, b, h, k)](
+                x, u, bias.contiguous(), lengths, order, states, low, out, gates, step, num_steps, b, h,
+                SIDES=k, KEEP=keep, HIDDEN=h, PRECISION=precision(u.dtype), **blocks,
             )  # fmt: skip
-        ctx.save_for_backward(inputs, weight, bias, lengths, states, low, gates)
+        ctx.save_for_backward(inputs, weight, bias, lengths, order, states, low, gates)
         return out
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, weight, bias, lengths, states, low, gates = ctx.saved_tensors
+        inputs, weight, bias, lengths, order, states, low, gates = ctx.saved_tensors
         if torch.is_grad_enabled():
             with torch.autocast(device_type=upstream.device.type, enabled=False):
                 return *recorded_gradients(
@@ -247,10 +256,11 @@ class _Recurrence(torch.autograd.Function):
         by_inputs = torch.zeros_like(inputs, memory_format=torch.contiguous_format)
         by_gates = u.new_empty(k, num_steps, b, 3 * h)
         upstream = upstream.float().contiguous()
+        blocks = RETREAT[u.dtype.itemsize]
         for step in reversed(range(num_steps)):
-            retreat[_grid(b, h, k)](
-                upstream, u, lengths, states, gates, carry, by_inputs, by_gates, step, num_steps, b, h,
-                SIDES=k, WIDE=3 * h, PRECISION=precision(u.dtype), **_blocks(u.dtype),
+            retreat[_grid(blocks, b, h, k)](
+                upstream, u, lengths, order, states, gates, carry, by_inputs, by_gates, step, num_steps, b, h,
+                SIDES=k, WIDE=3 * h, PRECISION=precision(u.dtype), **blocks,
             )  # fmt: skip
         of_steps = by_gates.flatten(1, 2)  # (k, l·b, 3 h)
         with torch.autocast(device_type=upstream.device.type, enabled=False):
@@ -258,16 +268,17 @@ class _Recurrence(torch.autograd.Function):
         return by_inputs, by_weight, of_steps.sum(dim=1, dtype=torch.float32).to(bias.dtype), None
 
 
-_BLOCKS = {
+# How each kernel's work is cut and scheduled, by the bytes of a number. A program reads its captions' states and its
+# units' weights anew in every step: large blocks read less, small ones are more programs.
+ADVANCE = {
+    2: {"BLOCK_B": 64, "BLOCK_H": 32, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4},
+    4: {"BLOCK_B": 64, "BLOCK_H": 32, "BLOCK_K": 32, "num_warps": 4, "num_stages": 3},
+}
+RETREAT = {
     2: {"BLOCK_B": 64, "BLOCK_H": 32, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4},
     4: {"BLOCK_B": 64, "BLOCK_H": 32, "BLOCK_K": 32, "num_warps": 4, "num_stages": 3},
 }
 
 
-def _blocks(dtype: torch.dtype) -> dict[str, int]:
-    return _BLOCKS[dtype.itemsize]
-
-
-def _grid(num_items: int, hidden: int, directions: int) -> tuple[int, int, int]:
-    blocks = _BLOCKS[2]  # the same cut for every number format
+def _grid(blocks: dict[str, int], num_items: int, hidden: int, directions: int) -> tuple[int, int, int]:
     return -(-hidden // blocks["BLOCK_H"]), -(-num_items // blocks["BLOCK_B"]), directions

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sremkit.kernels.language import EPSILON, block, jit, precision, tl
 from sremkit.kernels.packing import Packing
+from sremkit.kernels.tails import clear_last_words
 from sremkit.kernels.twice import recorded_gradients
 
 _WARPS = 4  # two spill registers, eight wait for each other
@@ -159,13 +160,14 @@ class _RegionAttention(torch.autograd.Function):
         dtype: torch.dtype,
     ) -> Tensor:
         x, g, present = affinity.contiguous(), gram.float().contiguous(), region_mask.to(torch.uint8)
-        out = torch.zeros_like(x, dtype=dtype)  # also for words that were added to fill up
+        out = torch.empty_like(x, dtype=dtype)
         n, r, num_words = x.shape
         if out.numel():
             attend_regions[(packing.num_texts, n)](
                 x, g, present.contiguous(), out, packing.starts,
                 num_words, packing.num_texts, r, float(scale), EPSILON, **_blocks(r, packing, x.dtype),
             )  # fmt: skip
+            clear_last_words(packing, out)
         ctx.save_for_backward(affinity, gram, region_mask)
         ctx.packing, ctx.scale = packing, scale
         return out
@@ -186,13 +188,16 @@ class _RegionAttention(torch.autograd.Function):
             return found[0], found[1], None, None, None, None
         x, g, present = affinity.contiguous(), gram.float().contiguous(), region_mask.to(torch.uint8)
         n, r, num_words = x.shape
-        by_x = torch.zeros_like(x)
-        by_g = g.new_zeros(n, _PARTS, r, r)
+        by_x = torch.empty_like(x)
+        by_g = g.new_empty(n, _PARTS, r, r)
         if by_x.numel():
             attend_regions_back[(_PARTS, n)](
                 upstream.contiguous(), x, g, present.contiguous(), by_x, by_g, packing.starts,
                 num_words, packing.num_texts, r, float(scale), EPSILON, PARTS=_PARTS, **_blocks(r, packing, x.dtype),
             )  # fmt: skip
+            clear_last_words(packing, by_x)
+        else:
+            by_g.zero_()
         return by_x, by_g.sum(dim=1).to(gram.dtype), None, None, None, None
 
 

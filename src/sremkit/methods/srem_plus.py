@@ -11,7 +11,8 @@ all memories says how far each pair is believed:
 The warm-up is SREM's: complementary learning alone.
 
 With `rematch_among` > 0, texts that are not believed look for their image before each epoch (rematching.py): where
-one is found, the text comes with that image in this epoch, believed with `rematch_weight`.
+one is found, the text comes with that image in this epoch, believed with `rematch_weight`. Only such texts take part:
+an image that has its believed texts already may be found by more, and what is believed need not be scored again.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class SREMPlus(Method):
         sharpness: how strongly complementary labels prefer hard negatives.
         least_separation: below it the memories are one heap, and every pair is believed.
         rematch_among: a text that is not believed is given the image that fits it best, if it is among so
-            many best texts of that image; 0 leaves such texts alone.
+            many of that image's best texts that are not believed; 0 leaves such texts alone.
         rematch_weight: how far such a new pair is believed.
         mask_repeated_images: two captions of one image in a batch are nobody's negatives.
     """
@@ -84,11 +85,13 @@ class SREMPlus(Method):
         if warmup or self.rematch_among == 0:
             return
         given, encode_all, give_images = self._pairing()
-        matcher, encoded = encode_all()
-        partners = find_partners(matcher, *encoded, among=self.rematch_among)
-        rematched = (self.belief.cpu() < 0.5) & partners.is_mutual & (partners.image != given)
-        self.image_of_text = torch.where(rematched, partners.image, given)
-        self.rematched = rematched.to(self.belief.device)
+        seeking = (self.belief < 0.5).nonzero().squeeze(1)
+        matcher, (images, texts) = encode_all()
+        partners = find_partners(matcher, images, texts[seeking], among=self.rematch_among)
+        seeking = seeking.cpu()
+        self.image_of_text = given.clone()
+        self.image_of_text[seeking] = torch.where(partners.is_mutual, partners.image, given[seeking])
+        self.rematched = (self.image_of_text != given).to(self.belief.device)
         give_images(self.image_of_text)
 
     def loss(self, matcher: Scorer, batch: Batch, *, warmup: bool) -> Loss:

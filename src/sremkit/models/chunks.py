@@ -26,11 +26,12 @@ class Chunk(NamedTuple):
     columns: Tensor  # (k,) int64
 
 
-def length_chunks(texts: Encoded, *, floats_per_word: int) -> Iterator[Chunk]:
+def length_chunks(texts: Encoded, *, floats_per_word: int, least_filled: float = 0.0) -> Iterator[Chunk]:
     """All texts from the longest to the shortest, in chunks.
 
     Args:
         floats_per_word: how many numbers the comparison makes for one word position, all images together.
+        least_filled: a text shorter than this share of a chunk's longest begins a chunk of its own.
     """
     local, _ = texts.parts()
     budget = CPU_CHUNK if local.device.type == "cpu" else GPU_CHUNK
@@ -39,9 +40,10 @@ def length_chunks(texts: Encoded, *, floats_per_word: int) -> Iterator[Chunk]:
     start = 0
     while start < len(lengths):
         size = max(1, budget // (floats_per_word * lengths[start]))
-        columns = order[start : start + size]
+        alike = sum(length >= least_filled * lengths[start] for length in lengths[start : start + size])
+        columns = order[start : start + alike]
         yield Chunk(texts[columns].trimmed(), columns)
-        start += size
+        start += alike
 
 
 def in_first_order(parts: list[Tensor], columns: list[Tensor]) -> Tensor:

@@ -31,6 +31,7 @@ class DualEncoder(Matcher):
 
     image_input = "vectors"
     text_input = "sentences"
+    recordable = True
 
     def __init__(
         self,

@@ -19,7 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from sremkit.data.batch import Batch
 from sremkit.models import BACKBONES
-from sremkit.models.attention import affinities, attend, attended_cosines, gram_matrix
+from sremkit.models.attended import attend_and_compare
+from sremkit.models.attention import affinities, gram_matrix
 from sremkit.models.chunks import in_first_order, length_chunks
 from sremkit.models.encoders import RegionEncoder, WordEncoder, check_positive
 from sremkit.models.masking import masked_mean
@@ -191,9 +192,15 @@ class IterativeMatching(Matcher):
         total = contexts.local.new_zeros(len(contexts.local), len(queries.local))
         memory, affinity = queries.local.flatten(0, 1).unsqueeze(0), first_affinity
         for step in range(self.num_steps):
-            attention = attend(affinity, queries.mask, contexts.mask, scale=self.attention_scale)
-            with without_autocast(queries.local):
-                cosines = attended_cosines(first_affinity, attention, queries.local, contexts.gram)
+            attention, cosines = attend_and_compare(
+                affinity,
+                first_affinity,
+                queries.local,
+                contexts.gram,
+                query_mask=queries.mask,
+                context_mask=contexts.mask,
+                scale=self.attention_scale,
+            )
             total = total + masked_mean(cosines, queries.mask, dim=-1)
             if step + 1 < self.num_steps:
                 update = self.memory_of(modality)

@@ -7,6 +7,7 @@ CUDA device they stay, because to find them the host would have to wait in every
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -92,11 +93,12 @@ class MaskedBatchNorm(nn.Module):
         return (x - mean) * (var + self.eps).rsqrt() * self.weight[:c] + self.bias[:c]
 
     def _batch_statistics(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        others = tuple(range(x.ndim - 1))
-        present = mask.expand_as(x)
-        count = self.add_up(present.sum(dim=others)).clamp_min(1)  # (c,)
-        mean = self.add_up(x.masked_fill(~present, 0.0).sum(dim=others)) / count
-        var = self.add_up((x - mean).masked_fill(~present, 0.0).square().sum(dim=others)) / count
+        present = mask.view((1,) * (x.ndim - mask.ndim) + mask.shape)
+        # What the mask does not tell apart is there as often as `x` has it.
+        times = math.prod(x.shape[:-1]) // max(1, math.prod(present.shape[:-1]))
+        count = self.add_up(_sum_of_channels(present).expand(x.shape[-1]) * times).clamp_min(1)  # (c,)
+        mean = self.add_up(_sum_of_channels(x.masked_fill(~present, 0.0))) / count
+        var = self.add_up(_sum_of_channels((x - mean).masked_fill(~present, 0.0).square())) / count
         with torch.no_grad():
             known = count > 1  # a single value has no spread
             unbiased = var * count / (count - 1).clamp_min(1)
@@ -104,3 +106,13 @@ class MaskedBatchNorm(nn.Module):
                 own = running[: len(new)]
                 own.copy_(torch.where(known, own + self.momentum * (new - own), own))
         return mean, var
+
+
+def _sum_of_channels(x: Tensor) -> Tensor:
+    """Sums (c,) of `x` (..., c), over one axis after the other.
+
+    Few channels make few sums, which cannot keep a GPU busy; the sums over one axis are many.
+    """
+    while x.ndim > 1:
+        x = x.sum(dim=-2)
+    return x

@@ -106,6 +106,8 @@ class Matcher(nn.Module):
     #: What of a batch the backbone reads, for whoever prepares the batches.
     image_input: ClassVar[Literal["regions", "vectors", "pixels"]] = "regions"
     text_input: ClassVar[Literal["words", "sentences"]] = "words"
+    #: Whether a step on a CUDA device never waits for it, so that it can be recorded and replayed.
+    recordable: ClassVar[bool] = False
 
     def __init__(self) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sremkit.kernels.packing import padded
+from sremkit.kernels.packing import Packing
 from sremkit.models import BACKBONES
 from sremkit.models.chunks import in_first_order
 from sremkit.models.encoders import xavier_linear
@@ -86,6 +86,8 @@ class SimilarityAttentionFiltration(NodeMatcher):
             as the original does, or of the whole "batch".
     """
 
+    PARTS = (*NodeMatcher.PARTS, "filter_weights", "unit_vectors")
+
     def __init__(
         self,
         *,
@@ -115,7 +117,7 @@ class SimilarityAttentionFiltration(NodeMatcher):
     def similarity_vectors(self, images: Encoded, texts: Encoded) -> Tensor:
         packed = self.packed_nodes(images, texts)
         if packed is not None:
-            return unit(self._filtered(packed))
+            return self._filtered(packed)
         chunks = list(self.nodes(images, texts))
         columns = [nodes.columns for nodes in chunks]
         widest = max(nodes.mask.shape[1] for nodes in chunks)
@@ -139,9 +141,18 @@ class SimilarityAttentionFiltration(NodeMatcher):
         return weights / (weights.sum(dim=2, keepdim=True) + EPSILON)
 
     def _filtered(self, nodes: PackedNodes) -> Tensor:
-        """Weighted sums (n, m, s) of packed nodes, by a kernel."""
+        """Similarity vectors (n, m, s) of packed nodes, by a kernel."""
         from sremkit.kernels.node_sum import node_sum  # imports Triton
+        from sremkit.kernels.node_tells import node_tells
 
-        values, packing = nodes
-        tells = padded(self.filter(values).squeeze(-1), packing)  # (n, m, 1 + w)
-        return node_sum(self._weights(tells, packing.node_mask()), values, packing)
+        packing = nodes.packing
+        tells, values = node_tells(nodes.values, self.filter.weight, self.filter.bias, packing)
+        weights = self.part("filter_weights")(tells, packing)
+        return self.part("unit_vectors")(node_sum(weights, values, packing))
+
+    def unit_vectors(self, sums: Tensor) -> Tensor:
+        return unit(sums)
+
+    def filter_weights(self, tells: Tensor, packing: Packing) -> Tensor:
+        """Weights (n, m, 1 + w) of the nodes of packed captions, from one number a node."""
+        return self._weights(tells, packing.node_mask())

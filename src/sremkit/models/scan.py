@@ -5,7 +5,8 @@
 aggregated by LogSumExp, (1/λ) log sum_l exp(λ r_l), or by the mean. Here the logit is scale · S + bias.
 
 Where words attend and the kernels are switched on, the attention comes packed and divided by the attended
-vector's length, a / ‖c‖; words being unit vectors, the cosine is the sum over regions of that times s.
+vector's length, a / ‖c‖; words being unit vectors, the cosine is the sum over regions of that times s. Where regions
+attend, the same kernel serves, unpacked (attended.py).
 
 Reference: Lee et al., "Stacked Cross Attention for Image-Text Matching", ECCV 2018.
 """
@@ -22,7 +23,8 @@ from sremkit import kernels
 from sremkit.data.batch import Batch
 from sremkit.kernels.packing import Packing, aligned, pack
 from sremkit.models import BACKBONES
-from sremkit.models.attention import affinities, attend, attended_cosines, gram_matrix
+from sremkit.models.attended import attend_and_compare
+from sremkit.models.attention import affinities, gram_matrix
 from sremkit.models.chunks import in_first_order, length_chunks
 from sremkit.models.encoders import RegionEncoder, WordEncoder, check_positive
 from sremkit.models.masking import masked_mean
@@ -100,6 +102,8 @@ class ScanTextToImage(Scan):
         neutral: similarity whose logit starts at 0. LogSumExp over some 14 words lies log(14)/6 = 0.44
             above a typical cosine.
     """
+
+    recordable = True
 
     def __init__(
         self,
@@ -209,8 +213,10 @@ def attended_cosines_of(*, queries: Encoded, contexts: Encoded, scale: float) ->
     with without_autocast(asked):
         asked, answering = full_precision(asked), full_precision(answering)
         affinity = affinities(asked, answering)  # (c, k, q, l)
-        attention = attend(affinity, asked_mask, answering_mask, scale=scale)
-        return attended_cosines(affinity, attention, asked, gram_matrix(answering))
+        masks = {"query_mask": asked_mask, "context_mask": answering_mask}
+        return attend_and_compare(
+            affinity, affinity, asked, gram_matrix(answering), **masks, scale=scale
+        ).cosines
 
 
 def by_caption(of_words: Tensor, packing: Packing) -> Tensor:

@@ -46,19 +46,23 @@ class GraphStep(nn.Module):
 
     def packed(self, nodes: Tensor, packing: Packing, *, only_global: bool = False) -> Tensor:
         """The same by a kernel: new values of all packed nodes (n, m + W, s), or of the global ones (n, m, s)."""
-        from sremkit.kernels.node_attention import node_attention  # imports Triton
+        from sremkit.kernels.node_asking import node_asking  # imports Triton
+        from sremkit.kernels.node_linear import node_linear
 
-        asking = self._asking(nodes[:, : packing.num_texts] if only_global else nodes)
-        return torch.relu(self.graph(node_attention(asking, nodes, packing)))
+        attended = node_asking(nodes, *self._asking_layer(), packing, only_global=only_global)
+        return node_linear(attended, self.graph.weight, self.graph.bias, relu=True)
 
     def _asking(self, nodes: Tensor) -> Tensor:
         """What is multiplied with the nodes themselves to give the products of queries and keys."""
+        return F.linear(nodes, *self._asking_layer())
+
+    def _asking_layer(self) -> tuple[Tensor, Tensor]:
+        """Weight (s, s) and bias (s,) of `_asking`."""
         # q·k = (W_q a + b_q)·(W_k c + b_k) = (W_kᵀW_q a + W_kᵀb_q)·c + what is the same for all c. The
         # softmax does not see the latter, so one product with W_kᵀW_q serves for both layers, and b_k has
         # no effect: its gradient is 0, which distributed training wants to be told.
         weight = self.key.weight.T @ self.query.weight
-        bias = self.key.weight.T @ self.query.bias + 0.0 * self.key.bias
-        return F.linear(nodes, weight, bias)
+        return weight, self.key.weight.T @ self.query.bias + 0.0 * self.key.bias
 
 
 @BACKBONES.register("sgr")

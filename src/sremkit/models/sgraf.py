@@ -35,6 +35,8 @@ class SimilarityGraphReasoningAndFiltration(Matcher):
         statistics: what SAF's filter is normalised over in training; see `saf`.
     """
 
+    recordable = True
+
     def __init__(
         self,
         *,

@@ -12,12 +12,10 @@ They come in two forms: in chunks of padded captions by plain PyTorch, and packe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
-import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from sremkit import kernels
@@ -25,10 +23,12 @@ from sremkit.data.batch import Batch
 from sremkit.kernels.packing import Packing, aligned, pack
 from sremkit.models.attention import affinities, attend, gram_matrix, unit_attention
 from sremkit.models.chunks import length_chunks
+from sremkit.models.compiling import CompiledParts
 from sremkit.models.encoders import RegionEncoder, WordEncoder, check_positive, xavier_linear
 from sremkit.models.global_attention import RegionAttention, WordAttention
 from sremkit.models.matcher import Encoded, Matcher
 from sremkit.models.similarity import full_precision, unit, without_autocast
+from sremkit.models.tiled_projection import can_tile, plain_nodes, tiled_nodes
 
 
 class Nodes(NamedTuple):
@@ -46,12 +46,15 @@ class PackedNodes(NamedTuple):
     packing: Packing
 
 
-class NodeMatcher(Matcher):
+class NodeMatcher(CompiledParts, Matcher):
     """What SGR and SAF share: encoders, global vectors, similarity nodes and the last linear layer.
 
     In training, differences of words and what they attend to are computed again when gradients need them:
     they are as wide as the embeddings, for every word of every pair, and would take gigabytes to keep.
     """
+
+    recordable = True
+    PARTS: tuple[str, ...] = ("encode_regions", "attend_words", "score_vectors")
 
     def __init__(
         self,
@@ -79,12 +82,22 @@ class NodeMatcher(Matcher):
         self.score = xavier_linear(sim_dim, 1)
 
     def encode_images(self, batch: Batch) -> Encoded:
-        regions = self.regions(batch)
-        return Encoded(regions.local, regions.mask, self.region_attention(regions.local, regions.mask))
+        return Encoded(*self.part("encode_regions")(batch))
+
+    def encode_regions(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Unit regions (b, r, d), their mask (b, r) and the global vector (b, d)."""
+        regions, mask = self.regions(batch).parts()
+        return regions, mask, self.region_attention(regions, mask)
 
     def encode_texts(self, batch: Batch) -> Encoded:
-        words = self.words(batch)
-        return replace(words, pooled=self.word_attention(words.local, words.mask))
+        states, mask = self.words.states(batch)
+        words, pooled = self.part("attend_words")(states, mask)
+        return Encoded(words, mask, pooled, most_parts=batch.most_words)
+
+    def attend_words(self, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Unit words (b, w, d) and the global vector (b, d), from the recurrent network's states."""
+        words = self.words.finished(states, mask)
+        return words, self.word_attention(words, mask)
 
     def floats_per_pair(self, images: Encoded, texts: Encoded) -> int:
         d, s = images.whole().shape[1], self.score.in_features
@@ -98,7 +111,10 @@ class NodeMatcher(Matcher):
         return self.score.in_features
 
     def compare(self, images: Encoded, texts: Encoded) -> Tensor:
-        vectors = self.similarity_vectors(images, texts)  # (n, m, s)
+        return self.part("score_vectors")(self.similarity_vectors(images, texts))
+
+    def score_vectors(self, vectors: Tensor) -> Tensor:
+        """Logits (n, m) of similarity vectors (n, m, s)."""
         with without_autocast(vectors):
             return self.score(full_precision(vectors)).squeeze(-1)
 
@@ -106,13 +122,21 @@ class NodeMatcher(Matcher):
         """The nodes of all images with all texts, a chunk of texts at a time."""
         images = images.trimmed()
         gram = gram_matrix(images.parts()[0])
-        per_word = len(images) * (images.whole().shape[1] + 4 * self.score.in_features)
-        for chunk in length_chunks(texts, floats_per_word=per_word):
+        d, s = images.whole().shape[1], self.score.in_features
+        if self.recompute and can_tile(images.whole(), self.score.weight):
+            # The wide differences have tiles of their own; a chunk holds the nodes and their gradient.
+            chunks = length_chunks(texts, floats_per_word=len(images) * 2 * s, least_filled=0.9)
+        else:
+            chunks = length_chunks(texts, floats_per_word=len(images) * (d + 4 * s))
+        for chunk in chunks:
             difference = images.whole().unsqueeze(1) - chunk.texts.whole()  # (n, k, d)
             whole = unit(self.global_similarity(difference.square()))  # (n, k, s)
-            values = torch.cat([whole.unsqueeze(2), self._word_nodes(images, gram, chunk.texts)], dim=2)
             _, word_mask = chunk.texts.parts()
-            yield Nodes(values, F.pad(word_mask, (1, 0), value=True), chunk.columns)
+            yield Nodes(
+                self._with_words(whole, images, gram, chunk.texts),
+                F.pad(word_mask, (1, 0), value=True),
+                chunk.columns,
+            )
 
     def packed_nodes(self, images: Encoded, texts: Encoded) -> PackedNodes | None:
         """The nodes by kernels, or None where the kernels are switched off or do not hold such sizes."""
@@ -127,43 +151,43 @@ class NodeMatcher(Matcher):
             sim_dim=self.score.in_features,
         ):
             return None
-        from sremkit.kernels.region_attention import region_attention  # imports Triton
+        from sremkit.kernels.node_projection import Projected, node_projection  # imports Triton
+        from sremkit.kernels.region_attention import region_attention
 
-        words = aligned(words.flatten(0, 1).index_select(0, packing.places))  # (W, d), and some more rows
+        dtype = kernels.compute_dtype(regions)
+        gram = gram_matrix(regions)
+        regions = regions.to(dtype)  # once for all who read it
+        words = aligned(words.flatten(0, 1).index_select(0, packing.places)).to(
+            dtype
+        )  # (W, d), and some more
         affinity = (regions.flatten(0, 1) @ words.T).unflatten(0, regions.shape[:2])  # (n, r, W)
         attention = region_attention(
-            affinity, gram_matrix(regions), region_mask, packing, scale=self.attention_scale
+            affinity, gram, region_mask, packing, scale=self.attention_scale, dtype=dtype
         )
-        local = self._project(attention, regions, words, self.local_similarity)  # (n, W, s)
         # A text's global vector is a word that attends to one region, the image's global vector.
         whole = images.whole().unsqueeze(1)  # (n, 1, d)
         all_of_it = whole.new_ones(len(whole), 1, len(texts))
+        of_whole, of_words = self.global_similarity, self.local_similarity
         return PackedNodes(
-            torch.cat([self._project(all_of_it, whole, texts.whole(), self.global_similarity), local], dim=1),
+            node_projection(
+                Projected(all_of_it, whole, texts.whole(), of_whole.weight, of_whole.bias),
+                Projected(attention, regions, words, of_words.weight, of_words.bias),
+                dtype=dtype,
+            ),
             packing,
         )
 
-    def _project(self, attention: Tensor, contexts: Tensor, queries: Tensor, layer: nn.Linear) -> Tensor:
-        from sremkit.kernels.node_projection import node_projection  # imports Triton
-
-        dtype = kernels.compute_dtype(contexts)
-        return node_projection(attention, contexts, queries, layer.weight, layer.bias, dtype=dtype)
-
-    def _word_nodes(self, images: Encoded, gram: Tensor, texts: Encoded) -> Tensor:
+    def _with_words(self, whole: Tensor, images: Encoded, gram: Tensor, texts: Encoded) -> Tensor:
+        """Nodes (n, k, 1 + w, s) from the global ones (n, k, s)."""
         (regions, region_mask), (words, word_mask) = images.parts(), texts.parts()
         affinity = affinities(words, regions)  # (n, r, k, w)
         attention = attend(affinity, word_mask, region_mask, scale=self.attention_scale)
         with without_autocast(words):
             attention = unit_attention(attention, gram).flatten(2)  # (n, r, k·w)
-        inputs = (attention, regions, words.flatten(0, 1))
-        if self.recompute:
-            compared = checkpoint(
-                self._project_difference, *inputs, use_reentrant=False, preserve_rng_state=False
-            )
-        else:
-            compared = self._project_difference(*inputs)
-        return unit(compared.unflatten(1, words.shape[:2]))  # (n, k, w, s)
-
-    def _project_difference(self, attention: Tensor, regions: Tensor, words: Tensor) -> Tensor:
-        difference = torch.baddbmm(-words.unsqueeze(0), attention.transpose(1, 2), regions)  # (n, k·w, d)
-        return self.local_similarity(difference.square())
+        layer = self.local_similarity
+        inputs = (attention, regions, words, layer.weight, layer.bias, whole)
+        if not self.recompute:
+            return plain_nodes(*inputs)
+        if can_tile(*inputs):
+            return tiled_nodes(*inputs)
+        return checkpoint(plain_nodes, *inputs, use_reentrant=False, preserve_rng_state=False)

@@ -121,7 +121,9 @@ class Trainer:
         self.step = OptimizerStep(self.matcher, method, settings, device=device, world=self.world)
         self.optimizer = self.step.optimizer
         self.recorded = (
-            RecordedSteps(self._as_usual, device) if records(settings, method, process, device) else None
+            RecordedSteps(self._as_usual, device)
+            if records(settings, self.matcher, method, process, device)
+            else None
         )
         self.average = AveragedWeights(self.matcher, settings.average) if settings.average else None
         self.best_weights: dict[str, Tensor] | None = None  # kept in memory when there is no folder

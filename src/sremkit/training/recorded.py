@@ -20,6 +20,7 @@ from torch import Tensor
 from sremkit.data.batch import Batch
 from sremkit.errors import UserError
 from sremkit.methods import Method
+from sremkit.models.matcher import Matcher
 from sremkit.recipes import TrainingSettings
 
 Outcome = TypeVar("Outcome")
@@ -30,7 +31,11 @@ _AS_USUAL = 2  # steps of each shape before the first recording
 
 
 def records(
-    settings: TrainingSettings, method: Method, process: tuple[int, int], device: torch.device
+    settings: TrainingSettings,
+    matcher: Matcher,
+    method: Method,
+    process: tuple[int, int],
+    device: torch.device,
 ) -> bool:
     """Whether steps are recorded; refused where that would not give the same training."""
     if not settings.recorded:
@@ -44,6 +49,11 @@ def records(
         raise UserError(
             "training.recorded replays the same kernels in every step, but this method decides during a step "
             "what to compute; leave training.recorded out"
+        )
+    if not matcher.recordable:
+        raise UserError(
+            f"training.recorded replays steps that never wait for the device, and those of {matcher.name} do; "
+            "leave training.recorded out"
         )
     if process[1] > 1 or settings.micro_batch is not None:
         raise UserError("training.recorded works in one process, without training.micro_batch")

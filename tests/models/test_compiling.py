@@ -1,0 +1,68 @@
+"""Parts compiled for training: the same numbers, only in training, and copies that use their own weights."""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import pytest
+import torch
+from torch import Tensor
+
+from small_models import make_items, small_matcher, some_loss
+from sremkit.models.compiling import CompiledParts, compile_around_kernels
+
+# On a processor padding is trimmed in between, and the compiler looks at what it has to hand over.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+
+
+@pytest.fixture(autouse=True)
+def _without_code_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler's front half is what can go wrong here; its back half takes minutes."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+
+
+def step(name: str, *, compiled: bool, shake: float = 0.0) -> dict[str, Tensor]:
+    """Logits, gradients and running estimates of one training step."""
+    matcher = small_matcher(name).train()
+    if compiled:
+        matcher.compile_parts()
+    if shake:
+        matcher = copy.deepcopy(matcher)
+        with torch.no_grad():
+            for parameter in matcher.parameters():
+                parameter.add_(shake)
+    logits = matcher(make_items().batch(name))
+    some_loss(logits).backward()
+    gradients = {key: p.grad for key, p in matcher.named_parameters() if p.grad is not None}
+    return {"logits": logits.detach(), **gradients, **dict(matcher.named_buffers())}
+
+
+@pytest.mark.parametrize("name", ["saf", "sgr"])
+def test_compiled_parts_give_the_same_step(name: str) -> None:
+    right, found = step(name, compiled=False), step(name, compiled=True)
+    torch.testing.assert_close(found, right, rtol=1e-9, atol=1e-11)
+
+
+def test_a_copy_runs_on_its_own_weights() -> None:
+    found, original = step("saf", compiled=True, shake=0.01), step("saf", compiled=True)
+    assert not torch.allclose(found["logits"], original["logits"])
+    torch.testing.assert_close(found["logits"], step("saf", compiled=False, shake=0.01)["logits"])
+
+
+def test_every_part_is_a_method_and_is_compiled_in_training_only() -> None:
+    calls = []
+    matcher = small_matcher("saf")
+    matcher.compile_parts()
+    assert set(matcher.PARTS) == set(matcher._compiled)
+    matcher._compiled = {name: lambda *args, name=name: calls.append(name) for name in matcher.PARTS}
+    for name in matcher.PARTS:
+        assert matcher.eval().part(name) == getattr(matcher, name)
+        matcher.train().part(name)()
+    assert calls == list(matcher.PARTS)
+
+
+def test_without_kernels_nothing_is_compiled_around_them() -> None:
+    matcher = small_matcher("sgraf")  # on the processor
+    assert not compile_around_kernels(matcher)
+    assert all(not part._compiled for part in matcher.modules() if isinstance(part, CompiledParts))
