@@ -11,7 +11,6 @@ from torch import Tensor
 from kernels.kernel_cases import CASES, DEVICE, Case, assert_near, random, value_and_gradients
 from oracles import packed as oracle
 from sremkit.kernels import node_asking as asking_module
-from sremkit.kernels import node_attention as attention_module
 from sremkit.kernels import node_linear as linear_module
 from sremkit.kernels import node_projection as projection_module
 from sremkit.kernels import node_sum as sum_module
@@ -37,20 +36,6 @@ def projection(case: Case) -> tuple[list[Tensor], dict[str, Function]]:
         ),
         "plain": projection_module.plain_node_projection,
         "oracle": oracle.node_projection,
-    }
-
-
-def attention(case: Case, *, only_global: bool = False) -> tuple[list[Tensor], dict[str, Function]]:
-    packing = case.packing
-    asking = len(case.lengths) if only_global else case.num_nodes
-    inputs = [
-        random(case.images, asking, case.sim, seed=6, scale=0.5),
-        random(case.images, case.num_nodes, case.sim, seed=7, scale=0.5),
-    ]
-    return inputs, {
-        "kernel": lambda q, x: attention_module.node_attention(q, x, packing),
-        "plain": lambda q, x: attention_module.plain_node_attention(q, x, packing),
-        "oracle": lambda q, x: oracle.node_attention(q, x, case.lengths),
     }
 
 
@@ -139,8 +124,6 @@ def regions(case: Case) -> tuple[list[Tensor], dict[str, Function]]:
 
 FUNCTIONS = {
     "node_projection": projection,
-    "node_attention": attention,
-    "global_attention": lambda case: attention(case, only_global=True),
     "node_asking": asking,
     "global_asking": lambda case: asking(case, only_global=True),
     "node_linear": linear,
@@ -231,9 +214,7 @@ def test_an_image_without_regions_attends_to_nothing_with_finite_gradients() -> 
     assert all(g.isfinite().all() for g in found)
 
 
-@pytest.mark.parametrize(
-    "name", ["node_attention", "node_asking", "node_tells_and_sum", "node_sum", "region_attention"]
-)
+@pytest.mark.parametrize("name", ["node_asking", "node_tells_and_sum", "node_sum", "region_attention"])
 def test_a_kernel_that_forgot_where_a_caption_ends_would_be_noticed(name: str) -> None:
     case = CASES["odd"]
     inputs, ways = FUNCTIONS[name](case)
@@ -255,7 +236,6 @@ def test_a_kernel_that_forgot_where_a_caption_ends_would_be_noticed(name: str) -
 
 #: Along which axis a function's inputs may be longer than the captions, and which of the inputs.
 FILLED_UP = {
-    "node_attention": (1, [True, True]),
     "node_asking": (1, [True, False, False]),
     "global_asking": (1, [True, False, False]),
     "node_tells": (1, [True, False, False]),

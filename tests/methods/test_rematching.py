@@ -90,7 +90,7 @@ def test_most_rematched_texts_find_their_true_image_on_an_easy_task() -> None:
     noise = make_noise(clean.image_of_text, rate=0.3, seed=1)
     trainer = tiny.tiny_trainer(
         method="srem-plus", pairs=clean, epochs=12, decay_after=12, learning_rate=1e-2,
-        method_options={"rematch_among": 3},
+        method_options={"rematch_among": 1},
     )  # fmt: skip
     trainer.run()
     rematched = trainer.method.rematched.numpy()

@@ -21,10 +21,10 @@ from sremkit.bench.figures import new_axes, save_figure
 from sremkit.bench.stepping import FUSED, SMALL, WITH_NODES, Bench
 from sremkit.errors import UserError
 from sremkit.extras import require
-from sremkit.models import build_matcher
+from sremkit.models import BACKBONES, build_matcher
 from sremkit.reports.figures import COLORS
 
-STYLES = {"fused": "-", "plain": "--"}
+STYLES = {"recorded": "-", "fused": "-.", "plain": "--"}
 
 
 class Sizes(NamedTuple):
@@ -66,13 +66,15 @@ def step_row(bench: Bench, name: str, way: str, axis: str, sizes: Sizes) -> dict
     return row | sizes._asdict() | {"seconds": seconds} | bench.peak()
 
 
-def _jobs(args: argparse.Namespace) -> Iterator[tuple[str, str, str, Sizes]]:
+def _jobs(args: argparse.Namespace, *, on_cuda: bool) -> Iterator[tuple[str, str, str, Sizes]]:
     usual, grown = (SMALL_SIZES, SMALL_GROWN) if args.small else (Sizes(batch=args.batch_size), GROWN)
     for axis, values in grown.items():
         for name in args.backbones:
             for way in args.ways:
                 if way == "fused" and name not in FUSED:
                     continue
+                if way == "recorded" and not (on_cuda and BACKBONES[name].recordable):
+                    continue  # launched one by one, small steps all take as long as their launches
                 for value in values:
                     yield name, way, axis, usual._replace(**{axis: value})
 
@@ -85,7 +87,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     bench = Bench(args)
     print(bench.describe())
-    for name, way, axis, sizes in _jobs(args):
+    for name, way, axis, sizes in _jobs(args, on_cuda=bench.device.type == "cuda"):
         head = f"{axis:<8} {getattr(sizes, axis):>5}  {name:<10} {way:<6}"
         if bench.remaining() <= 0:
             print(f"{head} skipped: nothing is left of the budget")

@@ -122,7 +122,14 @@ def _value_and_gradients(
 
 def _functions(device: str, n: int, r: int, d: int, s: int, lengths: list[int]) -> dict[str, Any]:
     """Inputs, kernel and plain twin by name."""
-    from sremkit.kernels import node_attention, node_projection, node_sum, region_attention
+    from sremkit.kernels import (
+        node_asking,
+        node_linear,
+        node_projection,
+        node_sum,
+        node_tells,
+        region_attention,
+    )
 
     packing = pack((torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)).to(device))
     m, num_words, nodes = len(lengths), sum(lengths), len(lengths) + sum(lengths)
@@ -134,6 +141,7 @@ def _functions(device: str, n: int, r: int, d: int, s: int, lengths: list[int]) 
     regions = random(n, r, d, scale=d**-0.5)
     mask = torch.ones(n, r, dtype=torch.bool, device=device)
     values = random(n, nodes, s, scale=s**-0.5)
+    layer = [values, random(s, s), random(s, scale=0.1)]
     return {
         "region_attention": (
             [random(n, r, num_words, scale=0.3), regions @ regions.transpose(1, 2)],
@@ -151,15 +159,25 @@ def _functions(device: str, n: int, r: int, d: int, s: int, lengths: list[int]) 
             lambda *x: node_projection.node_projection(node_projection.Projected(*x), dtype=x[0].dtype),
             node_projection.plain_node_projection,
         ),
-        "node_attention": (
-            [random(n, nodes, s), values],
-            lambda q, x: node_attention.node_attention(q, x, packing),
-            lambda q, x: node_attention.plain_node_attention(q, x, packing),
+        "node_asking": (
+            layer,
+            lambda x, w, b: node_asking.node_asking(x, w, b, packing),
+            lambda x, w, b: node_asking.plain_node_asking(x, w, b, packing),
         ),
-        "global_attention": (
-            [random(n, m, s), values],
-            lambda q, x: node_attention.node_attention(q, x, packing),
-            lambda q, x: node_attention.plain_node_attention(q, x, packing),
+        "global_asking": (
+            layer,
+            lambda x, w, b: node_asking.node_asking(x, w, b, packing, only_global=True),
+            lambda x, w, b: node_asking.plain_node_asking(x, w, b, packing, only_global=True),
+        ),
+        "node_linear": (
+            layer,
+            lambda x, w, b: node_linear.node_linear(x, w, b, relu=True),
+            lambda x, w, b: node_linear.plain_node_linear(x, w, b, relu=True),
+        ),
+        "node_tells": (
+            [values, random(s), random(1)],
+            lambda x, f, b: node_tells.node_tells(x, f, b, packing)[0],
+            lambda x, f, b: node_tells.plain_node_tells(x, f, b, packing),
         ),
         "node_sum": (
             [random(n, m, 1 + packing.longest), values],

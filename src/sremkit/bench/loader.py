@@ -105,7 +105,8 @@ def measure(bench: Bench, name: str, pairs: Pairs) -> Iterator[dict[str, Any]]:
     """A row for each way, the resident one first; each is measured in turn, `rounds` times."""
     matcher = bench.build(name).train()
     cuda = bench.device.type == "cuda"
-    step = bench.step_of(matcher, "fused" if cuda and name in FUSED else "plain")
+    fastest = "recorded" if type(matcher).recordable else "fused" if name in FUSED else "plain"
+    step = bench.step_of(matcher, fastest if cuda else "plain")
     sources = {way: loaded(bench, pairs, way) for way in bench.args.ways if way != "resident"}
     sources = {"resident": loaded(bench, pairs, "resident"), **sources}
     for batch in islice(sources["resident"](), 5):  # compile what is to be compiled

@@ -104,7 +104,7 @@ def _add_speed(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_growth(parser: argparse.ArgumentParser) -> None:
-    _add_steps(parser, backbones=["saf", "sgr", "scan-t2i"], ways=("fused", "plain"))
+    _add_steps(parser, backbones=["saf", "sgr", "scan-t2i"], ways=("recorded", "fused", "plain"))
     _add_patience(parser)
     parser.add_argument("-o", "--out", type=Path, default=Path("runs/bench-growth.csv"),
                         help="CSV file; the figure lies beside it, as PNG and SVG")  # fmt: skip

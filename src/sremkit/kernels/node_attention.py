@@ -1,4 +1,4 @@
-"""Attention of the nodes of a pair to each other, for all images with packed captions.
+"""Kernels of the attention of a pair's nodes to each other, for all images with packed captions.
 
     out_i = sum_k softmax_k(q_i · x_k) x_k,   over the nodes k of the same image and caption
 
@@ -14,20 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sremkit.kernels.language import block, caption_rows, in_format, jit, precision, tl
+from sremkit.kernels.language import block, caption_rows, jit, precision, tl
 from sremkit.kernels.packing import Packing, packed, padded
-from sremkit.kernels.tails import clear_tail
-from sremkit.kernels.twice import recorded_gradients
-
-
-def node_attention(asking: Tensor, nodes: Tensor, packing: Packing) -> Tensor:
-    """What each asking node attends to, by kernels, in the shape and format of `asking`.
-
-    Args:
-        asking: (n, m + W, s) queries of all nodes, or (n, m, s) of the global ones alone.
-        nodes: (n, m + W, s), keys and values.
-    """
-    return _NodeAttention.apply(asking, nodes, packing)
 
 
 def plain_node_attention(asking: Tensor, nodes: Tensor, packing: Packing) -> Tensor:
@@ -134,38 +122,6 @@ def attend_back(
         by_x = tl.dot(tl.trans(edges), g, input_precision=PRECISION)
         by_x = tl.dot(tl.trans(by_scores), q, by_x, input_precision=PRECISION)
         tl.store(by_nodes + places, by_x.to(by_nodes.dtype.element_ty), mask=mask)
-
-
-class _NodeAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, asking: Tensor, nodes: Tensor, packing: Packing) -> Tensor:
-        q, x = in_format(asking.dtype, asking, nodes)
-        out = torch.empty_like(q)
-        launch(attend, q, x, (q, x, out), packing)
-        clear_tail(packing, out)
-        ctx.save_for_backward(asking, nodes)
-        ctx.packing = packing
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        asking, nodes = ctx.saved_tensors
-        packing = ctx.packing
-        if torch.is_grad_enabled():
-            needed = ctx.needs_input_grad[:2]
-            with torch.autocast(device_type=upstream.device.type, enabled=False):
-                by_asking, by_nodes = recorded_gradients(
-                    lambda q, x: plain_node_attention(q, x.to(q.dtype), packing),
-                    (asking, nodes),
-                    upstream,
-                    needed,
-                )
-            return by_asking, by_nodes, None
-        g, q, x = in_format(asking.dtype, upstream, asking, nodes)
-        by_q, by_x = torch.empty_like(q), torch.empty_like(x)
-        launch(attend_back, q, x, (g, q, x, by_q, by_x), packing)
-        clear_tail(packing, by_q, by_x)
-        return by_q, by_x.to(nodes.dtype), None
 
 
 def launch(kernel: Any, q: Tensor, x: Tensor, tensors: tuple[Tensor, ...], packing: Packing) -> None:
