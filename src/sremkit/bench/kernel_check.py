@@ -175,7 +175,7 @@ def _functions(device: str, n: int, r: int, d: int, s: int, lengths: list[int]) 
             lambda x, w, b: node_linear.plain_node_linear(x, w, b, relu=True),
         ),
         "node_tells": (
-            [values, random(s), random(1)],
+            [values, random(1, s), random(1)],
             lambda x, f, b: node_tells.node_tells(x, f, b, packing)[0],
             lambda x, f, b: node_tells.plain_node_tells(x, f, b, packing),
         ),
