@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -262,3 +263,9 @@ def test_rows_that_fill_up_have_no_influence_and_no_gradient(name: str, way: str
         if fill:
             assert (gradient.narrow(dim, x.shape[dim], 3) == 0).all()
             assert (gradient.narrow(dim, 0, x.shape[dim]) != 0).any()
+
+
+def test_without_images_there_is_nothing_to_learn_about_words() -> None:
+    inputs, ways = projection(replace(CASES["odd"], images=0))
+    found = value_and_gradients(ways["kernel"], inputs, torch.float32)
+    assert all(not gradient.any() for gradient in found[1:])

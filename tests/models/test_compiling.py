@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import functools
+import pickle
 
 import pytest
 import torch
 from torch import Tensor
 
 from small_models import make_items, small_matcher, some_loss
+from sremkit import kernels
+from sremkit.bench.kernel_check import can_check
 from sremkit.models.compiling import CompiledParts, compile_around_kernels
 
 # On a processor padding is trimmed in between, and the compiler looks at what it has to hand over.
@@ -22,17 +25,12 @@ def _without_code_generation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
 
 
-def step(name: str, *, compiled: bool, shake: float = 0.0) -> dict[str, Tensor]:
+def step(name: str, *, compiled: bool, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     """Logits, gradients and running estimates of one training step."""
-    matcher = small_matcher(name).train()
+    matcher = small_matcher(name, dtype=dtype).train()
     if compiled:
         matcher.compile_parts()
-    if shake:
-        matcher = copy.deepcopy(matcher)
-        with torch.no_grad():
-            for parameter in matcher.parameters():
-                parameter.add_(shake)
-    logits = matcher(make_items().batch(name))
+    logits = matcher(make_items(dtype=dtype).batch(name))
     some_loss(logits).backward()
     gradients = {key: p.grad for key, p in matcher.named_parameters() if p.grad is not None}
     return {"logits": logits.detach(), **gradients, **dict(matcher.named_buffers())}
@@ -44,10 +42,25 @@ def test_compiled_parts_give_the_same_step(name: str) -> None:
     torch.testing.assert_close(found, right, rtol=1e-9, atol=1e-11)
 
 
-def test_a_copy_runs_on_its_own_weights() -> None:
-    found, original = step("saf", compiled=True, shake=0.01), step("saf", compiled=True)
-    assert not torch.allclose(found["logits"], original["logits"])
-    torch.testing.assert_close(found["logits"], step("saf", compiled=False, shake=0.01)["logits"])
+def test_copies_and_files_hold_the_weights_and_nothing_compiled() -> None:
+    matcher = small_matcher("saf").train()
+    matcher.compile_parts()
+    batch = make_items().batch("saf")
+    logits = matcher(batch)
+    for copied in (copy.deepcopy(matcher), pickle.loads(pickle.dumps(matcher))):
+        assert not copied._compiled
+        assert matcher._compiled
+        torch.testing.assert_close(copied.load_state_dict(matcher.state_dict()) and copied(batch), logits)
+        with torch.no_grad():
+            copied.score.bias.add_(1.0)
+        torch.testing.assert_close(matcher(batch), logits)  # its own weights have not moved
+
+
+@pytest.mark.skipif(not can_check("cpu"), reason="the kernels need Triton and TRITON_INTERPRET=1 on a CPU")
+def test_parts_around_the_kernels_give_the_same_step_compiled() -> None:
+    with kernels.use("triton"):
+        right, found = (step("saf", compiled=c, dtype=torch.float32) for c in (False, True))
+    torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-6)
 
 
 def test_every_part_is_a_method_and_is_compiled_in_training_only() -> None:

@@ -87,8 +87,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     bench = Bench(args)
     print(bench.describe())
-    for name, way, axis, sizes in _jobs(args, on_cuda=bench.device.type == "cuda"):
-        head = f"{axis:<8} {getattr(sizes, axis):>5}  {name:<10} {way:<6}"
+    jobs = list(_jobs(args, on_cuda=bench.device.type == "cuda"))
+    if not jobs:
+        raise UserError(
+            f"{', '.join(args.ways)}: there is no such way for {', '.join(args.backbones)} here; try --ways plain"
+        )
+    for name, way, axis, sizes in jobs:
+        head = f"{axis:<8} {getattr(sizes, axis):>5}  {name:<10} {way:<8}"
         if bench.remaining() <= 0:
             print(f"{head} skipped: nothing is left of the budget")
             continue

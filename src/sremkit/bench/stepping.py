@@ -88,14 +88,15 @@ class Bench:
     def step_of(self, matcher: Matcher, way: str) -> Callable[[Batch], None]:
         """A training step in one of the ways: "fused", "recorded", "plain", "compiled", or "loop" over captions.
 
-        Recorded is fused, what stands around the kernels compiled, and replayed as one CUDA graph. The loop is
+        Recorded is fused, what stands around the kernels compiled, for this matcher from then on, and replayed as one
+        CUDA graph. The loop is
         the yardstick and computes as the field's public codes do, in float32.
         """
         recorded, on_cuda = way == "recorded", self.device.type == "cuda"
         optimizer = torch.optim.Adam(matcher.parameters(), lr=2e-4, fused=on_cuda, capturable=recorded)
         logits_of: Callable[[Batch], torch.Tensor] = matcher
         if way == "recorded":
-            with kernels.use("triton"):
+            with kernels.use("auto"):
                 compile_around_kernels(matcher)
         elif way == "compiled":
             logits_of = torch.compile(matcher)
@@ -107,7 +108,7 @@ class Bench:
 
         def step(batch: Batch) -> None:
             optimizer.zero_grad(set_to_none=True)
-            with kernels.use("triton" if way in ("fused", "recorded") else "plain"):
+            with kernels.use({"fused": "triton", "recorded": "auto"}.get(way, "plain")):
                 with self.autocast(enabled=way != "loop"):
                     logits = logits_of(batch)
                 gradients_of(logits)

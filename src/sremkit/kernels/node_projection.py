@@ -204,7 +204,10 @@ def _tuned(kernel: Any) -> Any:
         )
         for c in choices
     ]
-    return triton.autotune(configs=configs, key=["WIDTH", "sim_dim", "num_regions"])(kernel)
+    # Trials with smaller blocks write more partial sums than the winner does.
+    cleared = ["by_bias"] if kernel is project_back else None
+    key = ["WIDTH", "sim_dim", "num_regions"]
+    return triton.autotune(configs=configs, key=key, reset_to_zero=cleared)(kernel)
 
 
 @jit
@@ -253,7 +256,8 @@ class _NodeProjection(torch.autograd.Function):
             lengths,
             strict=True,
         )
-        found = [gradient for piece in pieces for gradient in _run_backward(*piece)]
+        with torch.autocast(device_type=upstream.device.type, enabled=False):
+            found = [gradient for piece in pieces for gradient in _run_backward(*piece)]
         return None, *(g.to(x.dtype) for g, x in zip(found, given, strict=True))
 
 
@@ -295,7 +299,7 @@ def _run_backward(
     if upstream.stride()[1:] != (s, 1):
         upstream = upstream.contiguous()
     by_attention = torch.empty_like(attention, dtype=given.attention.dtype)
-    by_words = torch.empty_like(words, dtype=given.words.dtype)
+    by_words = (torch.empty_like if n else torch.zeros_like)(words, dtype=given.words.dtype)
     by_weight = torch.zeros_like(weight, dtype=torch.float32)
     by_bias = by_weight.new_zeros(s)
     by_regions: Tensor | None = None
@@ -303,7 +307,7 @@ def _run_backward(
     for first in range(0, num_words if n else 0, at_once):
         here = min(at_once, num_words - first)
         by_sum, squares, by_context = (attention.new_empty(n, here, k) for k in (s, d, d))
-        # A row for each program; some stay zero where tuning tries other blocks.
+        # A row for each program of the smallest blocks; with larger ones the last rows stay zero.
         bias_parts = by_bias.new_zeros(n * -(-here // _LEAST_WORDS), s)
         arguments = (
             upstream, out, inverse, attention, regions, words, weight,

@@ -5,7 +5,7 @@
 with biases inside of x and U. The library's recurrent networks want captions packed by their lengths, which
 have to be known to the host: a wait in every step, a copy for every word, and nothing that could be recorded and
 replayed. Here lengths stay on the device. The first direction reads word t at step t, the second one word
-length - 1 - t, and a caption that has ended keeps its state. Programs take captions of like length.
+length - 1 - t. Programs take captions of like length, and rest when all of theirs have ended.
 
 Forward, a program takes some captions and some hidden units: products with all units, then the gates. Backward, it
 takes the same: products with the gates' gradients of the step behind, then the gates' gradients of its own.

@@ -40,7 +40,8 @@ class SREMPlus(Method):
         sharpness: how strongly complementary labels prefer hard negatives.
         least_separation: below it the memories are one heap, and every pair is believed.
         rematch_among: a text that is not believed is given the image that fits it best, if it is among so
-            many of that image's best texts that are not believed; 0 leaves such texts alone.
+            many of that image's best texts that are not believed; 0 leaves such texts alone. Where fewer texts
+            than that are not believed, each of them takes its image.
         rematch_weight: how far such a new pair is believed.
         mask_repeated_images: two captions of one image in a batch are nobody's negatives.
     """

@@ -30,8 +30,12 @@ class CompiledParts(nn.Module):
 
     def compile_parts(self) -> None:
         """From now on training runs the parts compiled."""
-        # Functions of the class, not of this object: a copy of it must not run on the weights of the original.
+        # Functions of the class, which are compiled once for all objects of like sizes.
         self._compiled = {name: torch.compile(getattr(type(self), name)) for name in self.PARTS}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what was compiled, which no file can hold; a copy runs as it is until it is compiled itself."""
+        return {**self.__dict__, "_compiled": {}}
 
     def part(self, name: str) -> Callable[..., Any]:
         """The method, compiled if that was asked for and this is training."""

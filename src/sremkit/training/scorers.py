@@ -73,6 +73,8 @@ def scorer_for(matcher: Matcher, settings: TrainingSettings, *, world: int) -> W
     """The scorer that these settings and this number of processes ask for."""
     if world > 1 and len(matcher.networks()) > 1:
         raise UserError("a method that trains two networks works in one process; start it without torchrun")
+    if settings.compile and (world > 1 or settings.micro_batch is not None):
+        raise UserError("training.compile works in one process, without training.micro_batch; leave it out")
     if settings.micro_batch is not None:
         if world > 1 or len(matcher.networks()) > 1:
             raise UserError(

@@ -75,5 +75,10 @@ class OptimizerStep:
         return StepOutcome(batch, loss.detach(), terms, extra, self.scorer.take_pull())
 
     def precision(self) -> torch.autocast:
-        """The number format of this training, for products outside of steps too."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16")
+        """The number format of this training, for products outside of steps too.
+
+        Without a memory of weights in half precision: inside of another region of this kind it would outlive the
+        step, and steps would go on from the first weights; and a recording must not hold it.
+        """
+        half = self.settings.precision == "bf16"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=half, cache_enabled=False)

@@ -1,0 +1,42 @@
+"""One step of the optimiser: half precision that forgets between steps, and what cannot be compiled."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from small_models import make_items, small_matcher
+from sremkit.errors import UserError
+from sremkit.methods import build_method
+from sremkit.recipes import TrainingSettings
+from sremkit.training.scorers import scorer_for
+from sremkit.training.step import OptimizerStep
+
+CPU = torch.device("cpu")
+
+
+def losses(steps: int, *, inside_another_region: bool) -> list[Tensor]:
+    matcher = small_matcher("dual", dtype=torch.float32)
+    batch = make_items(dtype=torch.float32).batch("dual")
+    settings = TrainingSettings(precision="bf16", learning_rate=0.05)
+    step = OptimizerStep(matcher, build_method("infonce"), settings, device=CPU)
+    with torch.autocast("cpu", torch.bfloat16, enabled=inside_another_region):
+        return [step(batch, warmup=False).loss for _ in range(steps)]
+
+
+def test_a_step_sees_the_weights_that_the_step_before_left_even_inside_another_region_of_half_precision() -> (
+    None
+):
+    alone, inside = losses(4, inside_another_region=False), losses(4, inside_another_region=True)
+    assert alone[-1] < alone[0] - 0.1
+    torch.testing.assert_close(inside, alone, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("others", [{"micro_batch": 4}, {}], ids=["pieces", "processes"])
+def test_compiling_what_is_joined_or_cut_is_refused(others: dict) -> None:
+    settings = TrainingSettings(compile=True, **others)
+    with pytest.raises(
+        UserError, match=r"training\.compile works in one process, without training\.micro_batch"
+    ):
+        scorer_for(small_matcher("dual"), settings, world=1 if others else 2)
