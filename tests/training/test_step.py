@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor
@@ -21,7 +23,7 @@ def losses(steps: int, *, inside_another_region: bool) -> list[Tensor]:
     batch = make_items(dtype=torch.float32).batch("dual")
     settings = TrainingSettings(precision="bf16", learning_rate=0.05)
     step = OptimizerStep(matcher, build_method("infonce"), settings, device=CPU)
-    with torch.autocast("cpu", torch.bfloat16, enabled=inside_another_region):
+    with torch.autocast("cpu", torch.bfloat16) if inside_another_region else nullcontext():
         return [step(batch, warmup=False).loss for _ in range(steps)]
 
 
