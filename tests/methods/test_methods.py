@@ -132,3 +132,21 @@ def test_srem_plus_finds_planted_noise() -> None:
     )
     trainer.run()
     assert detection_metrics(noise.is_noisy, trainer.method.belief.numpy())["auroc"] > 0.85
+
+
+def test_an_ablation_may_give_all_rows_the_same_start() -> None:
+    logits = torch.randn(6, 6, generator=torch.Generator().manual_seed(0))
+    batch = Batches(tiny.tiny_pairs(captions=1), batch_size=6).take(np.arange(6))
+    whole = build_method("srem").loss(Fixed(logits), batch, warmup=True)
+    same, own = (
+        build_method("srem", complementary=False, complementary_warmup=on).loss(
+            Fixed(logits), batch, warmup=True
+        )
+        for on in (True, False)
+    )
+    assert same.total == whole.total != own.total
+    later = build_method("srem", complementary=False, complementary_warmup=True)
+    without = build_method("srem", complementary=False)
+    assert later.loss(Fixed(logits), batch, warmup=False).total == (
+        without.loss(Fixed(logits), batch, warmup=False).total
+    )

@@ -1,7 +1,8 @@
 """The paper's ablation: nothing, filtration, weighting, complementary learning, rectification, one after another.
 
 Without complementary learning there is no warm-up of SREM's kind; those rows start with as many epochs of the ranking
-loss over all pairs instead, so that every row sees the data equally often.
+loss over all pairs instead, so that every row sees the data equally often. Where that does not train, as with hardest
+negatives on frozen features, `--set method.complementary_warmup=true` gives all rows the same start.
 """
 
 from __future__ import annotations

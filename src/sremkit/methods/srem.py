@@ -16,19 +16,27 @@ class SREMMethod(Method):
 
     Args:
         mask_repeated_images: two captions of one image in a batch are nobody's negatives.
+        complementary_warmup: for ablations: without `complementary`, warm up by the complementary loss all the same.
         options: the hyperparameters of `sremkit.SREM`.
     """
 
-    def __init__(self, *, mask_repeated_images: bool = True, **options: Any) -> None:
+    def __init__(
+        self, *, mask_repeated_images: bool = True, complementary_warmup: bool = False, **options: Any
+    ) -> None:
         check_options(SREM, options, where="method")
         self.mask_repeated_images = mask_repeated_images
         options = {"check_finite": False, **options}  # the training watches its loss, without waiting for it
         self.objective = SREM(**options)
-        # In an ablation without the complementary loss there is nothing to warm up with but the ranking of all.
+        self.complementary_warmup = complementary_warmup
+        # In an ablation without the complementary loss there is nothing to warm up with but the ranking of all,
+        # unless the start is to be the same for everybody.
         self.ranking = SREM(**{**options, "filtration": False, "weighting": False})
+        self.start_for_all = SREM(**{**options, "complementary": True})
 
     def loss(self, matcher: Scorer, batch: Batch, *, warmup: bool) -> Terms:
         image_ids = batch.image_id if self.mask_repeated_images else None
         if warmup and not self.objective.complementary:
+            if self.complementary_warmup:
+                return self.start_for_all(matcher(batch), warmup=True, image_ids=image_ids)
             return self.ranking(matcher(batch), image_ids=image_ids)
         return self.objective(matcher(batch), warmup=warmup, image_ids=image_ids)
