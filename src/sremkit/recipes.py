@@ -67,7 +67,7 @@ class TrainingSettings:
     device: str = "auto"
     threads: int | None = None  # of the processor; all cores when absent
     precision: Literal["float32", "tf32", "bf16"] = "float32"
-    compile: bool = False
+    compile: bool = False  # torch.compile; on a GPU, for SAF and SGR, what stands around their kernels
     recorded: bool = False  # replay steps as CUDA graphs: for steps that take the host longer than the device
     micro_batch: int | None = None  # encode in pieces of this size to save memory (dual encoders only)
     patience: int | None = None  # stop after so many epochs without a better validation result
