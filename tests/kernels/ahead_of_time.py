@@ -12,6 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from sremkit.kernels import (
+    image_sum,
     node_attention,
     node_linear,
     node_projection,
@@ -68,7 +69,7 @@ def main() -> None:
                     kernel, dtype, constants, num_warps=blocks.num_warps, num_stages=blocks.num_stages
                 )
         found[f"add_images {dtype}"] = shared_memory(
-            node_projection.add_images, dtype, {"IMAGES": 128, "ROWS": 4, "COLUMNS": 1024},
+            image_sum.add_images, dtype, {"IMAGES": 128, "ROWS": 4, "COLUMNS": 1024},
             num_warps=4, num_stages=3,
         )  # fmt: skip
         for nodes in (32, 128 if size == 2 else 64):

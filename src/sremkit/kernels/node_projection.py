@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sremkit.kernels.image_sum import minus_sum_over_images
 from sremkit.kernels.language import EPSILON, block, in_format, jit, precision, tl, triton, tunes
 from sremkit.kernels.twice import recorded_gradients
 
@@ -210,24 +211,6 @@ def _tuned(kernel: Any) -> Any:
     return triton.autotune(configs=configs, key=key, reset_to_zero=cleared)(kernel)
 
 
-@jit
-def add_images(values, out, num_columns, IMAGES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Minus the sum over images, COLUMNS numbers a program."""
-    # The number of columns is specialised: only when it is known to be a multiple of 16 are loads wide.
-    column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = column < num_columns
-    total = tl.full((ROWS, COLUMNS), 0.0, tl.float32)  # added up over its rows once, at the end
-    for start in range(0, IMAGES, ROWS):
-        image = start + tl.arange(0, ROWS)
-        x = tl.load(
-            values + image[:, None].to(tl.int64) * num_columns + column[None, :],
-            mask=(image < IMAGES)[:, None] & inside[None, :],
-            other=0.0,
-        )
-        total += x.to(tl.float32)
-    tl.store(out + column, -tl.sum(total, axis=0).to(out.dtype.element_ty), mask=inside)
-
-
 class _NodeProjection(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> Tensor:
@@ -315,7 +298,7 @@ def _run_backward(
             upstream.stride(0), out.stride(0), num_words, first, here, r, s,
         )  # fmt: skip
         _launch(project_back, out.dtype, here, n, arguments, **_constants(part))
-        _minus_sum_over_images(by_context, by_words[first : first + here])
+        minus_sum_over_images(by_context, by_words[first : first + here])
         by_these = attention[:, :, first : first + here] @ by_context
         # Two products are rounded no more often than their sum in float32 would be; of more it would be.
         if by_regions is None:
@@ -327,13 +310,6 @@ def _run_backward(
     if by_regions is None:
         by_regions = torch.zeros_like(regions)
     return by_attention, by_regions, by_words, by_weight, by_bias
-
-
-def _minus_sum_over_images(values: Tensor, out: Tensor) -> None:
-    columns = out.numel()
-    add_images[(-(-columns // 1024),)](
-        values, out, columns, IMAGES=len(values), ROWS=4, COLUMNS=1024, num_warps=4, num_stages=3
-    )
 
 
 def _constants(part: Projected) -> dict[str, Any]:

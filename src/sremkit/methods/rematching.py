@@ -43,6 +43,5 @@ def find_partners(
         partners.append(image)
         best_here = block.topk(min(among, block.shape[1]), dim=1).values
         best_of_image = torch.cat([best_of_image, best_here], dim=1).topk(among, dim=1).values
-    image = torch.cat(partners) if partners else torch.zeros(0, dtype=torch.int64, device=device)
-    scores = scores or [torch.zeros(0, device=device)]
+    image = torch.cat(partners)
     return Partners(image.cpu(), (torch.cat(scores) >= best_of_image[image, -1]).cpu())

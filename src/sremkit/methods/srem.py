@@ -27,16 +27,16 @@ class SREMMethod(Method):
         self.mask_repeated_images = mask_repeated_images
         options = {"check_finite": False, **options}  # the training watches its loss, without waiting for it
         self.objective = SREM(**options)
-        self.complementary_warmup = complementary_warmup
-        # In an ablation without the complementary loss there is nothing to warm up with but the ranking of all,
-        # unless the start is to be the same for everybody.
-        self.ranking = SREM(**{**options, "filtration": False, "weighting": False})
-        self.start_for_all = SREM(**{**options, "complementary": True})
+        self.starting = self.objective
+        if not self.objective.complementary:
+            # In an ablation without the complementary loss there is nothing to warm up with but the ranking of
+            # all, unless the start is to be the same for everybody.
+            ranking_of_all = {"filtration": False, "weighting": False}
+            self.starting = SREM(
+                **{**options, **({"complementary": True} if complementary_warmup else ranking_of_all)}
+            )
 
     def loss(self, matcher: Scorer, batch: Batch, *, warmup: bool) -> Terms:
         image_ids = batch.image_id if self.mask_repeated_images else None
-        if warmup and not self.objective.complementary:
-            if self.complementary_warmup:
-                return self.start_for_all(matcher(batch), warmup=True, image_ids=image_ids)
-            return self.ranking(matcher(batch), image_ids=image_ids)
-        return self.objective(matcher(batch), warmup=warmup, image_ids=image_ids)
+        objective = self.starting if warmup else self.objective
+        return objective(matcher(batch), warmup=warmup and objective.complementary, image_ids=image_ids)

@@ -87,11 +87,12 @@ class SREMPlus(Method):
             return
         given, encode_all, give_images = self._pairing()
         seeking = (self.belief < 0.5).nonzero().squeeze(1)
-        matcher, (images, texts) = encode_all()
-        partners = find_partners(matcher, images, texts[seeking], among=self.rematch_among)
-        seeking = seeking.cpu()
         self.image_of_text = given.clone()
-        self.image_of_text[seeking] = torch.where(partners.is_mutual, partners.image, given[seeking])
+        if len(seeking):
+            matcher, (images, texts) = encode_all()
+            partners = find_partners(matcher, images, texts[seeking], among=self.rematch_among)
+            seeking = seeking.cpu()
+            self.image_of_text[seeking] = torch.where(partners.is_mutual, partners.image, given[seeking])
         self.rematched = (self.image_of_text != given).to(self.belief.device)
         give_images(self.image_of_text)
 

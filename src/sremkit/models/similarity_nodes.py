@@ -157,9 +157,8 @@ class NodeMatcher(CompiledParts, Matcher):
         dtype = kernels.compute_dtype(regions)
         gram = gram_matrix(regions)
         regions = regions.to(dtype)  # once for all who read it
-        words = aligned(words.flatten(0, 1).index_select(0, packing.places)).to(
-            dtype
-        )  # (W, d), and some more
+        words = aligned(words.flatten(0, 1).index_select(0, packing.places))  # (W, d), and some more rows
+        words = words.to(dtype)
         affinity = (regions.flatten(0, 1) @ words.T).unflatten(0, regions.shape[:2])  # (n, r, W)
         attention = region_attention(
             affinity, gram, region_mask, packing, scale=self.attention_scale, dtype=dtype
