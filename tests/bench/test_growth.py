@@ -64,12 +64,12 @@ def test_backbones_without_regions_are_refused_and_an_empty_budget_draws_nothing
         "--device",
         "cpu",
         "--ways",
-        "recorded",
+        "replayed",
         "-o",
         str(tmp_path / "g.csv"),
     ]
     assert main(nothing) == 2
-    assert "recorded: there is no such way for imram here; try --ways plain" in capsys.readouterr().err
+    assert "replayed: there is no such way for imram here; try --ways plain" in capsys.readouterr().err
     assert main([*TINY, "-o", str(tmp_path / "g.csv"), "--budget-seconds", "0"]) == 0
     assert "skipped: nothing is left of the budget" in capsys.readouterr().out
     assert not (tmp_path / "g.png").exists()

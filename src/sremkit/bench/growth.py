@@ -24,7 +24,7 @@ from sremkit.extras import require
 from sremkit.models import BACKBONES, build_matcher
 from sremkit.reports.figures import COLORS
 
-STYLES = {"recorded": "-", "fused": "-.", "plain": "--"}
+STYLES = {"replayed": "-", "fused": "-.", "plain": "--"}
 
 
 class Sizes(NamedTuple):
@@ -73,7 +73,7 @@ def _jobs(args: argparse.Namespace, *, on_cuda: bool) -> Iterator[tuple[str, str
             for way in args.ways:
                 if way == "fused" and name not in FUSED:
                     continue
-                if way == "recorded" and not (on_cuda and BACKBONES[name].recordable):
+                if way == "replayed" and not (on_cuda and BACKBONES[name].recordable):
                     continue  # launched one by one, small steps all take as long as their launches
                 for value in values:
                     yield name, way, axis, usual._replace(**{axis: value})

@@ -86,13 +86,13 @@ class Bench:
         )
 
     def step_of(self, matcher: Matcher, way: str) -> Callable[[Batch], None]:
-        """A training step in one of the ways: "fused", "recorded", "plain", "compiled", or "loop" over captions.
+        """A training step in one of the ways.
 
-        Recorded is fused, what stands around the kernels compiled, for this matcher from then on, and replayed as one
-        CUDA graph. The loop is
-        the yardstick and computes as the field's public codes do, in float32.
+        plain: PyTorch's operations;  compiled: these, compiled;  fused: through the kernels;  replayed: fused, and
+        replayed as one CUDA graph;  recorded: replayed, and what stands around the kernels is compiled, for this
+        matcher from then on;  loop: over captions, the yardstick, as the field's public codes compute, in float32.
         """
-        recorded, on_cuda = way == "recorded", self.device.type == "cuda"
+        recorded, on_cuda = way in ("recorded", "replayed"), self.device.type == "cuda"
         optimizer = torch.optim.Adam(matcher.parameters(), lr=2e-4, fused=on_cuda, capturable=recorded)
         logits_of: Callable[[Batch], torch.Tensor] = matcher
         if way == "recorded":
@@ -108,7 +108,7 @@ class Bench:
 
         def step(batch: Batch) -> None:
             optimizer.zero_grad(set_to_none=True)
-            with kernels.use({"fused": "triton", "recorded": "auto"}.get(way, "plain")):
+            with kernels.use({"fused": "triton", "recorded": "auto", "replayed": "auto"}.get(way, "plain")):
                 with self.autocast(enabled=way != "loop"):
                     logits = logits_of(batch)
                 gradients_of(logits)
