@@ -56,6 +56,25 @@ def test_a_larger_value_is_never_less_likely_right() -> None:
     torch.testing.assert_close(probability.sort().values, in_order)
 
 
+def test_the_lowest_values_are_not_believed_where_the_upper_heap_is_wider() -> None:
+    """Its density wins again far below the lower mean; taken at its word, one low value makes every pair right."""
+    # At the lower mean 0: log ratio log(1 / 3) - (6 / 3)^2 / 2 = -3.1, so 0.043. Own densities at -5: log(1 / 3)
+    # + 25 / 2 - (11 / 3)^2 / 2 = 4.7, so 0.99.
+    mixture = TwoNormals(
+        *(torch.tensor(v, dtype=torch.float64) for v in ([0.5, 0.5], [0.0, 6.0], [1.0, 3.0]))
+    )
+    values = torch.tensor([-5.0, -1.0, 0.0, 6.0], dtype=torch.float64)
+    densities = mixture.log_densities(values)
+    assert (densities[0, 1] - densities[0, 0]).sigmoid() > 0.98  # the wrong twin
+    probability = mixture.upper_probability(values)
+    assert probability[2].item() == pytest.approx(0.0432, abs=1e-4)
+    assert (probability[:2] <= probability[2]).all()
+    assert probability[3] > 0.99
+    many = mixture.upper_probability(torch.linspace(-9, 9, 400))
+    assert (many.diff() >= 0).all()
+    assert many[0] < 0.05
+
+
 def test_one_heap_has_little_separation_and_two_have_much() -> None:
     one = torch.randn(2000, generator=torch.Generator().manual_seed(0))
     assert fit_two_normals(one).separation < 2.2

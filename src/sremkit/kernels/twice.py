@@ -15,10 +15,13 @@ from torch import Tensor
 def recorded_gradients(
     plain: Callable[..., Tensor], inputs: Sequence[Tensor], upstream: Tensor, needed: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Gradients by the inputs that are `needed`, through which autograd can go back once more."""
+    """Gradients by the inputs that are `needed`, through which autograd can go back once more.
+
+    Computed in full precision: a kernel takes what comes in several number formats, its twin wants one.
+    """
     # By way of aliases: an input may have been computed from another one, whose gradient must not count that.
     aliases = [x.view_as(x) for x in inputs]
-    result = plain(*aliases)
+    result = plain(*(x.float() if x.dtype in (torch.bfloat16, torch.float16) else x for x in aliases))
     wanted = [x for x, need in zip(aliases, needed, strict=True) if need]
     found = iter(
         torch.autograd.grad(result, wanted, upstream.to(result.dtype), create_graph=True, allow_unused=True)

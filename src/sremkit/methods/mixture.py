@@ -32,14 +32,17 @@ class TwoNormals:
     def upper_probability(self, values: Tensor) -> Tensor:
         """How likely each value comes from the upper component: (n,).
 
-        Of two heaps of different width the wider one wins in both tails. A value above the upper mean is not
-        made suspicious by that: the probability never falls as the value rises.
+        Of two heaps of different width the wider one wins in both tails. A value below the lower mean is not believed
+        for that, and one above the upper mean not doubted: the probability never falls as the value rises.
         """
-        log_ratio = self.log_densities(values)
+        values = values.double()
         order = values.argsort()
-        rising = log_ratio[:, 1].sub(log_ratio[:, 0]).sigmoid()[order].cummax(0).values
-        upper = torch.empty_like(rising)
-        upper[order] = rising
+        log_densities = self.log_densities(values[order])
+        likely = (log_densities[:, 1] - log_densities[:, 0]).sigmoid()
+        below = int((values < self.mean[0]).sum())
+        falling = likely[:below].flip(0).cummin(0).values.flip(0)  # from the lower mean downwards
+        upper = torch.empty_like(likely)
+        upper[order] = torch.cat([falling, likely[below:]]).cummax(0).values
         return upper
 
     @property
