@@ -52,6 +52,7 @@ class TrainingSettings:
 
     epochs: int = 50  # after the warm-up
     warmup_epochs: int = 5
+    adaptive_warmup: bool = False  # end it as soon as the method says that it suffices; the above is the most
     batch_size: int = 128
     learning_rate: float = 2e-4
     decay_after: int = 25  # epochs after the warm-up until the learning rate falls

@@ -24,7 +24,7 @@ def test_single_models_ensembles_and_published_numbers_stand_apart() -> None:
     table = methods_table(rows, title="t")
     headings = [heading for heading, _ in table.sections]
     assert headings[0] == "single models"
-    assert headings[1].startswith("two networks")
+    assert headings[1] == "ensembles, whose similarities are averaged"
     assert headings[2].startswith("published for f30k")
     single, double, published = (lines for _, lines in table.sections)
     assert single == [["sgr", "0.4", "srem", "2", "491.0 ± 1.4"]]  # deviation of 490 and 492: sqrt(2)

@@ -15,7 +15,7 @@ from sremkit.kernels import (
     image_sum,
     node_attention,
     node_linear,
-    node_projection,
+    node_projection_kernels,
     node_sum,
     node_tells,
     recurrence,
@@ -60,8 +60,8 @@ def main() -> None:
     for dtype, size, precision in (("bf16", 2, "ieee"), ("fp32", 4, "tf32x3")):
         sizes = {"REGIONS": 64, "SIM": 256, "WIDTH": 1024, "PRECISION": precision}
         for kernel, choices in (
-            (node_projection.project, node_projection.FORWARD),
-            (node_projection.project_back, node_projection.BACKWARD),
+            (node_projection_kernels.project, node_projection_kernels.FORWARD),
+            (node_projection_kernels.project_back, node_projection_kernels.BACKWARD),
         ):
             for blocks in choices[size]:
                 constants = {**sizes, "BLOCK_W": blocks.words, "BLOCK_D": blocks.width}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -15,14 +14,9 @@ from sremkit.models import attended
 
 pytest.importorskip("triton", reason="the kernels need Triton")
 
+pytestmark = pytest.mark.usefixtures("_without_cudnn")
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-
-@pytest.fixture(autouse=True)
-def _without_cudnn() -> Iterator[None]:
-    """Its recurrent layers have no gradient in evaluation mode, and no second one."""
-    with torch.backends.cudnn.flags(enabled=False):
-        yield
 
 
 def everything(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -201,13 +201,6 @@ def test_a_wrong_twin_is_rejected(mistake: str) -> None:
     assert_near([value], [wrong_twin(*case.inputs, case.lengths, "")], 1e-5)
     with pytest.raises(AssertionError):
         assert_near([value], [wrong_twin(*case.inputs, case.lengths, mistake)], 1e-2)
-
-
-@pytest.fixture
-def _without_cudnn() -> Iterator[None]:
-    """Its recurrent layers do not know float64 on every device."""
-    with torch.backends.cudnn.flags(enabled=False):
-        yield
 
 
 def gru_and_gradients(

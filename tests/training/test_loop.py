@@ -24,6 +24,8 @@ class Listener:
     def __init__(self) -> None:
         self.rows: list[dict] = []
         self.warnings: list[str] = []
+        self.sentences: list[str] = []
+        self.expected: list[tuple[int, bool]] = []
         self.steps: list[tuple[int, int, int]] = []
 
     def step(self, epoch: int, step: int, steps: int, means: dict) -> None:
@@ -34,6 +36,12 @@ class Listener:
 
     def warn(self, sentence: str) -> None:
         self.warnings.append(sentence)
+
+    def say(self, sentence: str) -> None:
+        self.sentences.append(sentence)
+
+    def expect(self, epochs: int, *, at_most: bool) -> None:
+        self.expected.append((epochs, at_most))
 
 
 def test_warm_up_then_training_then_decay() -> None:

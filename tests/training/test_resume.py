@@ -65,6 +65,10 @@ class StopAfter:
 
     def warn(self, sentence: str) -> None: ...
 
+    def say(self, sentence: str) -> None: ...
+
+    def expect(self, epochs: int, *, at_most: bool) -> None: ...
+
 
 # 6 batches an epoch: the first step, in the warm-up, at the end of an epoch, in the middle, near the end.
 @pytest.mark.parametrize("steps", [1, 8, 12, 15, 24, 47])

@@ -2,11 +2,16 @@
 
 Each method runs a warm-up epoch and a few epochs in a process of its own, one after the other, so that no peak of
 memory is another method's. The warm-up is left out of the means, as are start-up and validation.
+
+The clock is read at the ends of epochs, when the device has nothing left to do; what was not spent before training is
+training, reading batches included. `step_seconds` is what the steps alone report: a device computes on while the host
+fetches the next batch, so there it is a lower bound.
 """
 
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -31,11 +36,17 @@ def measure_efficiency(
     overrides: Sequence[str] = (),
     on_row: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> list[dict[str, Any]]:
-    """One row a method, in their order."""
+    """One row a method, in their order.
+
+    Args:
+        data: first part of the recipes' names, with where the data lies if not in its usual place: "f30k:/path".
+    """
+    data, _, source = data.partition(":")
+    located = [f"data.source={source}"] if source else []
     length = ["training.warmup_epochs=1", f"training.epochs={epochs}", f"training.decay_after={epochs}"]
     rows = []
     for method in methods:
-        recipe = method_recipe(data, backbone, method, [*length, *overrides])
+        recipe = method_recipe(data, backbone, method, [*length, *located, *overrides])
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             row = pool.submit(measure_recipe, recipe, torch.get_num_threads()).result()
         rows.append({"data": data, "backbone": backbone, "method": method, **row})
@@ -49,22 +60,44 @@ def measure_recipe(recipe: Recipe, threads: int) -> dict[str, Any]:
     prepared = prepare(recipe)
     before = peak_memory_mb(prepared.process.device)
     history: list[dict[str, Any]] = []
-    trainer = make_trainer(prepared, Silent(history))
+    trainer = make_trainer(prepared, EpochClock(history, prepared.process.device))
     trainer.validate = (
         None  # its cost is nobody's merit, and on the processor it would set the peak of memory
     )
     trainer.run()
     measured = [row for row in history if not row["warmup"]]
+    filter_seconds = _mean(measured, "time/filter_seconds")
+    train_seconds = _mean(measured, "time/epoch_seconds") - filter_seconds
     return {
         "networks": prepared.method.networks,
-        "filter_seconds": _mean(measured, "time/filter_seconds"),
-        "train_seconds": _mean(measured, "time/train_seconds"),
-        "pairs_per_second": _mean(measured, "time/pairs_per_second"),
+        "filter_seconds": filter_seconds,
+        "train_seconds": train_seconds,
+        "step_seconds": _mean(measured, "time/train_seconds"),
+        "pairs_per_second": len(prepared.train) / train_seconds,
         "peak_memory_mb": peak_memory_mb(prepared.process.device),
         "memory_before_mb": before,
         "epochs": len(measured),
         "device": describe_device(prepared.process.device),
     }
+
+
+class EpochClock(Silent):
+    """Keeps the epochs' rows with the seconds of each whole epoch, counted from the end of the one before."""
+
+    def __init__(self, history: list[dict[str, Any]], device: torch.device) -> None:
+        super().__init__(history)
+        self.device = device
+        self.ended = self._now()
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        now = self._now()
+        super().epoch({**row, "time/epoch_seconds": now - self.ended})
+        self.ended = now
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
 
 
 def efficiency_table(rows: Sequence[dict[str, Any]]) -> Table:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,11 @@ def draw_curves(rows: Sequence[dict[str, Any]], stem: Path) -> list[Path]:
 
 
 def energies_in_training(recipe: Recipe) -> tuple[Prepared, dict[float, np.ndarray]]:
-    """Train the recipe; the energies of all training pairs (mean of both directions) at each stage."""
+    """Train the recipe; the energies of all training pairs (mean of both directions) at each stage.
+
+    The warm-up lasts as long as it may: stages are shares of a length that has to be known.
+    """
+    recipe = replace(recipe, training=replace(recipe.training, adaptive_warmup=False))
     prepared = prepare(recipe)
     total = recipe.training.warmup_epochs + recipe.training.epochs
     found: dict[float, np.ndarray] = {}

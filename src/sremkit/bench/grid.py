@@ -1,7 +1,8 @@
 """A grid of runs: one cell a recipe, several side by side, finished cells kept.
 
 A cell is named by the hash of its resolved recipe. Its row is written when it is finished, so an interrupted
-grid goes on where it stopped, and a grid that grew computes only what is new.
+grid goes on where it stopped, and a grid that grew computes only what is new. Where they are asked for, the
+scores of the test split lie beside the row; weights are never kept, so a finished cell without scores runs again.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ import csv
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from sremkit.data.pairs import Pairs
 from sremkit.data.paths import resolve_source
 from sremkit.errors import UserError
 from sremkit.evaluation import detection_metrics, retrieval_recall
@@ -25,7 +29,7 @@ from sremkit.evaluation.crowd import FILE, crowd_agreement
 from sremkit.evaluation.judging import judge_pairs
 from sremkit.evaluation.scoring import score_pairs
 from sremkit.experiment import Prepared, describe_noise, make_trainer, peak_memory_mb, prepare, read_split
-from sremkit.recipes import Recipe, recipe_to_toml
+from sremkit.recipes import DataSettings, Recipe, recipe_to_toml
 from sremkit.training.checkpoint import replace_file
 from sremkit.training.progress import Silent
 
@@ -36,11 +40,22 @@ def cell_key(recipe: Recipe) -> str:
     return hashlib.sha256(settings.encode()).hexdigest()[:16]
 
 
+def row_file(folder: Path, key: str) -> Path:
+    """Where a finished cell keeps its row."""
+    return folder / f"{key}.json"
+
+
+def scores_file(folder: Path, key: str) -> Path:
+    """Where a cell keeps its logits of the test split: (n images, m texts) float32."""
+    return folder / f"{key}.npy"
+
+
 def run_grid(
     cells: Sequence[tuple[dict[str, Any], Recipe]],
     folder: Path,
     *,
     side_by_side: int = 1,
+    keep_scores: Collection[str] = (),
     on_row: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> list[dict[str, Any]]:
     """Run every cell that has no row yet; returns all rows in the order of the cells.
@@ -49,30 +64,38 @@ def run_grid(
         cells: labels for the row (such as method and noise rate) with the recipe.
         folder: keeps a JSON file a finished cell.
         side_by_side: how many cells run at a time, each in a process of its own.
+        keep_scores: keys of the cells whose scores of the test split are kept beside the row.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    missing = {
-        cell_key(recipe): (labels, recipe) for labels, recipe in cells if not _file(folder, recipe).exists()
-    }
+    scores = {key: scores_file(folder, key) for key in keep_scores}
+    missing = {}
+    for labels, recipe in cells:
+        key = cell_key(recipe)
+        if not row_file(folder, key).exists() or (key in scores and not scores[key].exists()):
+            missing[key] = (labels, recipe)
     if side_by_side == 1:
-        for labels, recipe in missing.values():
-            on_row(_finish(folder, recipe, labels, run_cell(recipe)))
+        for key, (labels, recipe) in missing.items():
+            on_row(_finish(folder, key, labels, run_cell(recipe, None, scores.get(key))))
     elif missing:
         # Threads of one process would fight over the interpreter, and CUDA wants fresh processes.
         with ProcessPoolExecutor(side_by_side, mp_context=get_context("spawn")) as pool:
             threads = max(1, torch.get_num_threads() // side_by_side)
             futures = {
-                pool.submit(run_cell, recipe, threads): (labels, recipe)
-                for labels, recipe in missing.values()
+                pool.submit(run_cell, recipe, threads, scores.get(key)): (key, labels)
+                for key, (labels, recipe) in missing.items()
             }
             for future in as_completed(futures):
-                labels, recipe = futures[future]
-                on_row(_finish(folder, recipe, labels, future.result()))
-    return [{**labels, **_read(folder, recipe)} for labels, recipe in cells]
+                key, labels = futures[future]
+                on_row(_finish(folder, key, labels, future.result()))
+    return [{**labels, **read_row(folder, cell_key(recipe))} for labels, recipe in cells]
 
 
-def run_cell(recipe: Recipe, threads: int | None = None) -> dict[str, Any]:
-    """Train one recipe in memory; the test split is looked at once, with the best model of the validation."""
+def run_cell(recipe: Recipe, threads: int | None = None, keep_scores: Path | None = None) -> dict[str, Any]:
+    """Train one recipe in memory; the test split is looked at once, with the best model of the validation.
+
+    Args:
+        keep_scores: file for the scores of the test split, written when all else is done.
+    """
     if threads is not None:
         torch.set_num_threads(threads)
     started = time.monotonic()
@@ -83,11 +106,14 @@ def run_cell(recipe: Recipe, threads: int | None = None) -> dict[str, Any]:
     last_rsum = history[-1]["val/rsum"]
     assert trainer.best_weights is not None
     prepared.matcher.load_state_dict(trainer.best_weights)
+    test = read_split(recipe.data, recipe.data.test_split)
+    scores = score_pairs(prepared.matcher, test, prepared.vocabulary)
     row = {
         "val_rsum": max(r["val/rsum"] for r in history),
         "last_val_rsum": last_rsum,
         "best_epoch": max(history, key=lambda r: r["val/rsum"])["epoch"] + 1,
-        **_final_metrics(prepared),
+        **final_metrics(scores, test, recipe.data),
+        "train_auroc": _detection(prepared),
         "selected": _mean(history[-1], "selected_i2t", "selected_t2i"),
         "selected_wrong": history[-1].get("selected_wrong"),
         "noisy_gradient_ratio": history[-1].get("noisy_gradient_ratio"),
@@ -100,7 +126,18 @@ def run_cell(recipe: Recipe, threads: int | None = None) -> dict[str, Any]:
         "device": str(prepared.process.device),
         **{f"noise_{key}": value for key, value in describe_noise(prepared.noise).items()},
     }
+    if keep_scores is not None:
+        _save(keep_scores, scores)
     return row | {"history": [{k: v for k, v in r.items() if isinstance(v, int | float)} for r in history]}
+
+
+def final_metrics(scores: Tensor, test: Pairs, data: DataSettings) -> dict[str, float]:
+    """Recalls on the test split, and agreement with people where the data have their verdicts."""
+    metrics = {f"test_{name}": value for name, value in retrieval_recall(scores, test.image_of_text).items()}
+    verdicts = Path(resolve_source(data.source)) / FILE
+    if verdicts.exists():
+        metrics["crowd_auroc"] = crowd_agreement(scores, test, verdicts)
+    return metrics
 
 
 def write_csv(rows: Iterable[dict[str, Any]], path: Path) -> None:
@@ -114,47 +151,45 @@ def write_csv(rows: Iterable[dict[str, Any]], path: Path) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a grid's CSV file, with the histories that its finished cells kept."""
+    """The rows of a grid's CSV file, with the histories that its finished cells kept.
+
+    Means of cells have no course of their own and are left out.
+    """
     if not path.exists():
         raise UserError(f"{path} does not exist; `srem bench methods -o {path}` makes it")
     with path.open(encoding="utf-8", newline="") as file:
         rows: list[dict[str, Any]] = list(csv.DictReader(file))
     cells = path.with_suffix(".cells")
     for row in rows:
-        cell = cells / f"{row['key']}.json"
+        cell = row_file(cells, row["key"])
         if not cell.exists():
             raise UserError(f"{cell} is gone, and with it the course of that run; run the grid again")
-        row["history"] = json.loads(cell.read_text(encoding="utf-8"))["history"]
-    return rows
+        row["history"] = read_row(cells, row["key"]).get("history")
+    return [row for row in rows if row["history"] is not None]
 
 
-def _final_metrics(prepared: Prepared) -> dict[str, float]:
-    data, matcher, vocabulary = prepared.recipe.data, prepared.matcher, prepared.vocabulary
-    test = read_split(data, data.test_split)
-    scores = score_pairs(matcher, test, vocabulary)
-    recall = retrieval_recall(scores, test.image_of_text)
-    judged = judge_pairs(matcher, prepared.train, vocabulary)
-    detection = detection_metrics(prepared.is_noisy, judged.match)
-    metrics = {f"test_{name}": value for name, value in recall.items()}
-    metrics["train_auroc"] = detection["auroc"]
-    verdicts = Path(resolve_source(data.source)) / FILE
-    if verdicts.exists():
-        metrics["crowd_auroc"] = crowd_agreement(scores, test, verdicts)
-    return metrics
+def read_row(folder: Path, key: str) -> dict[str, Any]:
+    """What a finished cell found."""
+    return json.loads(row_file(folder, key).read_text(encoding="utf-8"))
 
 
-def _finish(folder: Path, recipe: Recipe, labels: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
-    row = {"key": cell_key(recipe), **row}
-    replace_file(_file(folder, recipe), json.dumps(row))
+def _detection(prepared: Prepared) -> float:
+    judged = judge_pairs(prepared.matcher, prepared.train, prepared.vocabulary)
+    return detection_metrics(prepared.is_noisy, judged.match)["auroc"]
+
+
+def _finish(folder: Path, key: str, labels: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    row = {"key": key, **row}
+    replace_file(row_file(folder, key), json.dumps(row))
     return {**labels, **row}
 
 
-def _file(folder: Path, recipe: Recipe) -> Path:
-    return folder / f"{cell_key(recipe)}.json"
-
-
-def _read(folder: Path, recipe: Recipe) -> dict[str, Any]:
-    return json.loads(_file(folder, recipe).read_text(encoding="utf-8"))
+def _save(path: Path, scores: Tensor) -> None:
+    """In one step: a file that is there is whole."""
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        np.save(file, scores.float().numpy())
+    partial.replace(path)
 
 
 def _mean(row: dict[str, Any], *keys: str) -> float | None:

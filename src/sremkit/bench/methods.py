@@ -2,7 +2,8 @@
 
 The recipe of a cell is `DATA-BACKBONE-METHOD`, or that of SREM with the method exchanged where there is none;
 noise rate and seed are set on top. Choices were made on the validation split; the test split is looked at once
-a cell, with the best model of the validation.
+a cell, with the best model of the validation. A backbone with a plus in its name, "saf+sgr", is no cell of its own but
+the mean of two (`sremkit.bench.means`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sremkit.bench.grid import run_grid, write_csv
+from sremkit.bench.grid import row_file, run_grid, scores_file, write_csv
+from sremkit.bench.means import Mean, backbones_to_train, keys_to_keep, mean_rows
 from sremkit.bench.published import published_results
 from sremkit.bench.tables import Table
 from sremkit.evaluation.tables import RECALLS
@@ -50,11 +52,12 @@ def method_cells(
 
     Args:
         data: first part of the recipes' names, with where the data lies if not in its usual place: "f30k:/path".
+        backbones: names; of a mean such as "saf+sgr" both members are cells.
     """
     data, _, source = data.partition(":")
     located = [f"data.source={source}"] if source else []
     cells = []
-    for backbone in backbones:
+    for backbone in backbones_to_train(backbones):
         for rate in rates:
             for method in methods:
                 for seed in seeds:
@@ -87,9 +90,21 @@ def method_recipe(data: str, backbone: str, method: str, overrides: Sequence[str
 
 
 def run_methods(
-    cells: Sequence[tuple[dict[str, Any], Recipe]], out: Path, *, side_by_side: int = 1
+    cells: Sequence[tuple[dict[str, Any], Recipe]],
+    out: Path,
+    *,
+    means: Sequence[Mean] = (),
+    side_by_side: int = 1,
 ) -> list[dict[str, Any]]:
-    """Run the cells and write `out` as CSV; finished cells are kept beside it."""
+    """Run the cells, then average what is to be averaged; write `out` as CSV.
+
+    Finished cells are kept beside it; with their scores on the test split, where a mean needs them.
+    """
+    folder = out.with_suffix(".cells")
+    keep = keys_to_keep(means, folder)
+    again = [k for k in keep if row_file(folder, k).exists() and not scores_file(folder, k).exists()]
+    if again:
+        print(f"{len(again)} finished cell(s) kept no scores to average and will run again", flush=True)
     total = len(cells)
     done = [0]
 
@@ -102,7 +117,10 @@ def run_methods(
             flush=True,
         )
 
-    rows = run_grid(cells, out.with_suffix(".cells"), side_by_side=side_by_side, on_row=tell)
+    rows = run_grid(cells, folder, side_by_side=side_by_side, keep_scores=keep, on_row=tell)
+    if keep:
+        print(f"averaging the scores of {len(means)} pairs of cells", flush=True)
+    rows += mean_rows(means, folder)
     write_csv(rows, out)
     return rows
 
@@ -111,12 +129,17 @@ def methods_table(rows: Sequence[dict[str, Any]], *, title: str) -> Table:
     """Mean ± deviation over seeds; single models and ensembles apart, published numbers below."""
     shown = {key: name for key, name in SHOWN.items() if any(row.get(key) is not None for row in rows)}
     table = Table(title, [*LABELS, *shown.values()], labels=3)
-    for heading, networks in (("single models", 1), ("two networks, whose similarities are averaged", 2)):
-        members = [row for row in rows if row.get("networks", 1) == networks]
-        table.add_section(heading, _lines(members, shown))
+    singles = [row for row in rows if row.get("networks", 1) == 1]
+    ensembles = [row for row in rows if row.get("networks", 1) > 1]
+    table.add_section("single models", _lines(singles, shown))
+    table.add_section("ensembles, whose similarities are averaged", _lines(ensembles, shown))
     for data in dict.fromkeys(row["data"] for row in rows):
         rates = {row["rate"] for row in rows if row["data"] == data}
         table.add_section(f"published for {data}, not measured by us", _published_lines(data, rates, shown))
+    larger = [row for row in ensembles if row["networks"] > 2]
+    if larger:
+        named = dict.fromkeys(f"{row['backbone']} {row['method']} ({row['networks']})" for row in larger)
+        table.notes.append(f"Ensembles of more than two networks: {', '.join(named)}.")
     return table
 
 

@@ -2,7 +2,9 @@
 
 srem bench methods --data flickr8k --backbone dual --noise 0.2,0.4,0.6 --seeds 3 -o results/dual.csv
 srem bench methods --data f30k:/data/f30k_precomp --backbone sgr --methods srem,rcl --table f30k.md
+srem bench methods --data flickr8k --backbone saf,sgr,saf+sgr --methods srem --noise 0.4
 srem bench ablation --recipe flickr8k-dual-srem --noise 0.4 --seeds 3
+srem bench questions --data flickr8k --backbone dual --only threshold,clean-set
 srem bench efficiency --data flickr8k --backbone dual --methods srem,bicro,mscn
 srem bench speed saf sgr --batch-size 128
 srem bench growth saf sgr -o runs/growth.csv
@@ -28,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="benches", metavar="BENCH", required=True)
     _add_methods(_bench(actions, "methods", "methods against each other over noise rates and seeds"))
     _add_ablation(_bench(actions, "ablation", "SREM's parts, one after another, as the paper's table"))
+    _add_questions(_bench(actions, "questions", "what the paper leaves open in SREM, one change at a time"))
     _add_efficiency(_bench(actions, "efficiency", "what an epoch costs: seconds and memory of every method"))
     _add_speed(
         _bench(actions, "speed", "training steps and scoring of a backbone: plain, compiled, by kernels")
@@ -52,7 +55,9 @@ def _bench(actions: Any, name: str, help: str) -> argparse.ArgumentParser:
 
 def _add_methods(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", default="flickr8k", help="first part of the recipes' names, or NAME:PATH")
-    parser.add_argument("--backbone", default="dual", help="comma-separated")
+    parser.add_argument(
+        "--backbone", default="dual", help="comma-separated; saf+sgr is the mean of two, which are run too"
+    )
     parser.add_argument("--methods", default=EVERY_METHOD, help="comma-separated")
     parser.add_argument("--noise", default="0.2,0.4,0.6", help="comma-separated rates")
     parser.add_argument("--protocol", choices=("caption", "image"), default="caption", help="noise protocol")
@@ -65,6 +70,13 @@ def _add_ablation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--noise", default="0.4", help="comma-separated rates")
     _add_grid(parser, out="runs/bench-ablation.csv")
     parser.set_defaults(act=_ablation)
+
+
+def _add_questions(parser: argparse.ArgumentParser) -> None:
+    from sremkit.bench.question_options import add_arguments as add_options
+
+    add_options(parser)
+    parser.set_defaults(act=_questions)
 
 
 def _add_efficiency(parser: argparse.ArgumentParser) -> None:
@@ -104,7 +116,7 @@ def _add_speed(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_growth(parser: argparse.ArgumentParser) -> None:
-    _add_steps(parser, backbones=["saf", "sgr", "scan-t2i"], ways=("recorded", "fused", "plain"))
+    _add_steps(parser, backbones=["saf", "sgr", "scan-t2i"], ways=("replayed", "fused", "plain"))
     _add_patience(parser)
     parser.add_argument("-o", "--out", type=Path, default=Path("runs/bench-growth.csv"),
                         help="CSV file; the figure lies beside it, as PNG and SVG")  # fmt: skip
@@ -156,19 +168,22 @@ def _add_common(parser: argparse.ArgumentParser, *, out: str) -> None:
 
 
 def _methods(args: argparse.Namespace) -> None:
+    from sremkit.bench.means import means_of
     from sremkit.bench.methods import method_cells, methods_table, run_methods
 
     args.out.parent.mkdir(parents=True, exist_ok=True)
+    backbones = args.backbone.split(",")
     cells = method_cells(
         args.data,
-        args.backbone.split(","),
+        backbones,
         args.methods.split(","),
         [float(rate) for rate in args.noise.split(",")],
         range(args.seeds),
         protocol=args.protocol,
         overrides=args.overrides,
     )
-    rows = run_methods(cells, args.out, side_by_side=args.side_by_side)
+    means = means_of(cells, backbones)
+    rows = run_methods(cells, args.out, means=means, side_by_side=args.side_by_side)
     title = f"{args.data}, noise per {args.protocol}, mean ± deviation over {args.seeds} seeds"
     _show(methods_table(rows, title=title), args)
 
@@ -191,6 +206,12 @@ def _ablation(args: argparse.Namespace) -> None:
     rows = run_grid(cells, args.out.with_suffix(".cells"), side_by_side=args.side_by_side, on_row=tell)
     write_csv(rows, args.out)
     _show(ablation_table(rows), args)
+
+
+def _questions(args: argparse.Namespace) -> None:
+    from sremkit.bench.questions import run as ask
+
+    ask(args)
 
 
 def _efficiency(args: argparse.Namespace) -> None:

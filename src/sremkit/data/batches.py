@@ -120,8 +120,12 @@ class Batches:
 
         For looking at all pairs between epochs; the order belongs to `seed` and `round_`, and to no epoch.
         """
+        return (self.take(rows) for rows in self.looking_order(round_))
+
+    def looking_order(self, round_: int) -> list[np.ndarray]:
+        """The pairs of each batch of `every_pair`."""
         order = np.random.default_rng((self.seed, round_, LOOKING)).permutation(len(self.pairs))
-        return (self.take(rows) for rows in np.array_split(order, math.ceil(len(order) / self.batch_size)))
+        return np.array_split(order, math.ceil(len(order) / self.batch_size))
 
     def take(self, pair_ids: np.ndarray, *, place: Place | None = None) -> Batch:
         """One batch of exactly these pairs.

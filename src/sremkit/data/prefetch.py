@@ -31,20 +31,31 @@ CUDA_THREADS = 4
 
 
 def prefetched(
+    batches: Batches, epoch: int, device: torch.device | str, *, start: int = 0, **options: Any
+) -> Iterator[Batch]:
+    """The batches of `batches.epoch(epoch, start=start)`, the same in the same order, on the device.
+
+    Args:
+        options: those of `brought`.
+    """
+    return brought(batches, batches.own_order(epoch, start=start), device, **options)
+
+
+def brought(
     batches: Batches,
-    epoch: int,
+    order: list[np.ndarray],
     device: torch.device | str,
     *,
-    start: int = 0,
     threads: int | None = None,
     ahead: int | None = None,
     keep_memory: bool | None = None,
 ) -> Iterator[Batch]:
-    """The batches of `batches.epoch(epoch, start=start)`, the same in the same order, on the device.
+    """Batches of these pairs on the device.
 
     An error in reading is raised where its batch would have come. Leaving early ends the threads.
 
     Args:
+        order: the pairs of each batch.
         threads: how many read ahead; by default `batches.workers`, and on a CUDA device at least four. With 0
             nothing is read ahead.
         ahead: batches that are read or wait to be used at a time; one more than threads, unless given.
@@ -57,11 +68,10 @@ def prefetched(
     if threads is None:
         threads = max(batches.workers, CUDA_THREADS) if device.type == "cuda" else batches.workers
     if threads == 0:
-        return (batch.to(device, non_blocking=True) for batch in batches.epoch(epoch, start=start))
+        return (batches.take(rows).to(device, non_blocking=True) for rows in order)
     if keep_memory is None:
         keep_memory = device.type == "cuda"
     transport = Transport(batches, device, keep_memory=keep_memory)
-    order = batches.own_order(epoch, start=start)
     return _read_ahead(batches, order, transport, threads=threads, ahead=ahead or threads + 1)
 
 

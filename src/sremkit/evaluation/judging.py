@@ -9,6 +9,7 @@ import torch
 
 from sremkit.data.batches import Batches, TextEncoder
 from sremkit.data.pairs import Pairs
+from sremkit.data.prefetch import prefetched
 from sremkit.models.matcher import Matcher, evaluating
 from sremkit.objectives import energy
 
@@ -39,13 +40,13 @@ def judge_pairs(
     """
     device = next(matcher.parameters()).device
     batches = Batches(pairs, batch_size=batch_size, vocabulary=vocabulary, seed=seed, unique_images=True)
-    sums = torch.zeros(3, len(pairs), dtype=torch.float64)
+    sums = torch.zeros(3, len(pairs), dtype=torch.float64, device=device)
     with evaluating(matcher):
         for round_ in range(rounds):
-            for batch in batches.epoch(round_):
-                logits = matcher(batch.to(device)).double()
+            for batch in prefetched(batches, round_, device):
+                logits = matcher(batch).double()
                 chosen = (logits.softmax(1).diagonal() + logits.softmax(0).diagonal()) / 2
                 numbers = torch.stack([chosen, energy(logits), energy(logits.T)])  # (3, b)
-                sums[:, batch.pair_id] += numbers.cpu()
-    match, energy_i2t, energy_t2i = (sums / rounds).numpy()
+                sums[:, batch.pair_id] += numbers
+    match, energy_i2t, energy_t2i = (sums / rounds).cpu().numpy()
     return Judgement(match=match, energy_i2t=energy_i2t, energy_t2i=energy_t2i)

@@ -82,6 +82,14 @@ class Method:
     def finish_epoch(self) -> None:
         """Called after the last batch of each epoch."""
 
+    def warmed_up(self) -> bool:
+        """Whether the warm-up has reached what it is for; asked after each of its epochs."""
+        return False
+
+    def warmth(self) -> str:
+        """What the warm-up has reached, in words that can follow a colon; empty if the method cannot tell."""
+        return ""
+
     def state_dict(self) -> dict[str, Tensor]:
         """What the method remembers between batches, so that a stopped run can go on exactly."""
         return {}

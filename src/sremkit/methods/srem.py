@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from sremkit.data.batch import Batch
 from sremkit.methods import METHODS, Method, Scorer
+from sremkit.methods.warming import Warming
 from sremkit.objectives import SREM, Terms
 from sremkit.settings import check_options
 
@@ -27,6 +30,7 @@ class SREMMethod(Method):
         self.mask_repeated_images = mask_repeated_images
         options = {"check_finite": False, **options}  # the training watches its loss, without waiting for it
         self.objective = SREM(**options)
+        self.warming = Warming()
         self.starting = self.objective
         if not self.objective.complementary:
             # In an ablation without the complementary loss there is nothing to warm up with but the ranking of
@@ -36,7 +40,29 @@ class SREMMethod(Method):
                 **{**options, **({"complementary": True} if complementary_warmup else ranking_of_all)}
             )
 
+    def begin_epoch(self, epoch: int, *, warmup: bool) -> None:
+        if not warmup:
+            self.warming.forget()
+
     def loss(self, matcher: Scorer, batch: Batch, *, warmup: bool) -> Terms:
         image_ids = batch.image_id if self.mask_repeated_images else None
         objective = self.starting if warmup else self.objective
-        return objective(matcher(batch), warmup=warmup and objective.complementary, image_ids=image_ids)
+        logits = matcher(batch)
+        if warmup:
+            self.warming.see(logits, image_ids)
+        return objective(logits, warmup=warmup and objective.complementary, image_ids=image_ids)
+
+    def finish_epoch(self) -> None:
+        self.warming.finish_epoch()
+
+    def warmed_up(self) -> bool:
+        return self.warming.is_enough()
+
+    def warmth(self) -> str:
+        return self.warming.in_words()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self.warming.state_dict()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.warming.load_state_dict(state)

@@ -25,6 +25,7 @@ from sremkit.data.batch import Batch
 from sremkit.methods import METHODS, Method, Pairing, Scorer, Surroundings
 from sremkit.methods.mixture import fit_two_normals
 from sremkit.methods.rematching import find_partners
+from sremkit.methods.warming import Warming
 from sremkit.objectives import Loss, complementary
 from sremkit.objectives.candidates import distinct_images, keep_valid
 
@@ -71,6 +72,7 @@ class SREMPlus(Method):
         self.rematched = torch.zeros(0, dtype=torch.bool)
         self.image_of_text = torch.zeros(0, dtype=torch.int64)  # with which the texts come now
         self.pairing: Pairing | None = None
+        self.warming = Warming()
 
     def start(self, surroundings: Surroundings) -> None:
         num_pairs, device = surroundings.num_pairs, surroundings.device
@@ -83,7 +85,10 @@ class SREMPlus(Method):
 
     def begin_epoch(self, epoch: int, *, warmup: bool) -> None:
         """Let the texts that are not believed find their images."""
-        if warmup or self.rematch_among == 0:
+        if warmup:
+            return
+        self.warming.forget()
+        if self.rematch_among == 0:
             return
         given, encode_all, give_images = self._pairing()
         seeking = (self.belief < 0.5).nonzero().squeeze(1)
@@ -107,6 +112,7 @@ class SREMPlus(Method):
             complementary(f, nobody, sharpness=self.sharpness, offset=0.5, valid=v) for f, v in directions
         )
         if warmup:
+            self.warming.see(logits, batch.image_id if self.mask_repeated_images else None)
             total = lc_i2t + lc_t2i
             return Loss(total, {"complementary_i2t": lc_i2t.detach(), "complementary_t2i": lc_t2i.detach()})
         given = torch.arange(len(logits), device=logits.device)
@@ -126,6 +132,7 @@ class SREMPlus(Method):
 
     def finish_epoch(self) -> None:
         """Fit the mixture to what is remembered, and believe accordingly."""
+        self.warming.finish_epoch()
         known = ~self.memory.isnan()
         memory = self.memory[known]
         if len(memory) < 100:
@@ -136,8 +143,14 @@ class SREMPlus(Method):
             belief[known] = mixture.upper_probability(memory.cpu()).to(belief)
         self.belief = belief
 
+    def warmed_up(self) -> bool:
+        return self.warming.is_enough()
+
+    def warmth(self) -> str:
+        return self.warming.in_words()
+
     def state_dict(self) -> dict[str, Tensor]:
-        state = {"memory": self.memory, "belief": self.belief}
+        state = {"memory": self.memory, "belief": self.belief, **self.warming.state_dict()}
         if self.rematch_among > 0:
             state |= {"rematched": self.rematched, "image_of_text": self.image_of_text}
         return state
@@ -145,6 +158,7 @@ class SREMPlus(Method):
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.memory = state["memory"].to(self.memory.device)
         self.belief = state["belief"].to(self.belief.device)
+        self.warming.load_state_dict(state)
         if self.rematch_among > 0:
             self.rematched = state["rematched"].to(self.rematched.device)
             self.image_of_text = state["image_of_text"].cpu()

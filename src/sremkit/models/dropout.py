@@ -20,7 +20,7 @@ _WORTHWHILE = 100_000  # elements; the library's own takes a millisecond for so 
 
 
 class Dropout(nn.Dropout):
-    """`nn.Dropout`, but faster for large inputs on a CPU, and drawn in float32 elsewhere; compiled, the same as ever."""
+    """`nn.Dropout`, but faster for large inputs on a CPU, and drawn in float32 elsewhere; compiled, as it is."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or torch.compiler.is_compiling():

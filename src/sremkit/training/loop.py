@@ -7,75 +7,39 @@ checkpoint, and the data order is a function of seed and epoch.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sremkit.data.batch import Batch
 from sremkit.data.batches import Batches
-from sremkit.data.prefetch import prefetched
+from sremkit.data.prefetch import brought, prefetched
 from sremkit.methods import Method, Pairing, Surroundings
 from sremkit.models.encoding import encode_everything
 from sremkit.models.matcher import Matcher
 from sremkit.objectives import Loss, Terms
 from sremkit.recipes import TrainingSettings
 from sremkit.training.average import AveragedWeights
-from sremkit.training.checkpoint import load_optimizer_tensors, optimizer_tensors, prefixed, without_prefix
+from sremkit.training.checkpoint import prefixed
+from sremkit.training.numbers import StepNumbers
 from sremkit.training.recorded import RecordedSteps, records
 from sremkit.training.run_folder import RunFolder
+from sremkit.training.schedule import Position, Schedule
 from sremkit.training.signals import StopRequest
+from sremkit.training.state import RunState
 from sremkit.training.statistics import PairStatistics
 from sremkit.training.step import OptimizerStep, StepOutcome
 from sremkit.training.trouble import (
-    DivergedError,
     StoppedError,
-    has_diverged,
     how_to_go_on,
+    not_warm_enough,
     signs_of_collapse,
-    what_diverged,
     writing_to,
 )
-
-
-class Observer(Protocol):
-    """Watches batches from outside, such as evaluation that knows which pairs are wrong."""
-
-    def step(self, batch: Batch, terms: Loss, pull: Tensor | None) -> None: ...
-
-    def finish_epoch(self) -> dict[str, float]: ...
-
-    def state(self) -> dict[str, float]: ...
-
-    def load_state(self, state: dict[str, float]) -> None: ...
-
-
-class Reporter(Protocol):
-    """Shows progress."""
-
-    def step(self, epoch: int, step: int, steps: int, means: dict[str, float]) -> None: ...
-
-    def epoch(self, row: dict[str, Any]) -> None: ...
-
-    def warn(self, sentence: str) -> None: ...
-
-
-@dataclass
-class Position:
-    """Where a run is, and what it has seen so far in this epoch."""
-
-    epoch: int = 0
-    step_in_epoch: int = 0
-    step: int = 0  # updates made in all
-    best_score: float = -math.inf
-    epochs_without_gain: int = 0
-    sums: dict[str, float] = field(default_factory=dict)  # of this epoch's batches
-    train_seconds: float = 0.0
-    filter_seconds: float = 0.0  # what the method took before the epoch's first batch
+from sremkit.training.watching import Observer, Reporter
 
 
 class Trainer:
@@ -118,6 +82,8 @@ class Trainer:
         self.model_facts = model_facts or {}
         self.statistics = PairStatistics(batches.pairs.pair_ids, device)
         self.position = Position()
+        self.schedule = Schedule(settings)
+        self.numbers = StepNumbers(batches.pairs.pair_ids, folder)
         self.step = OptimizerStep(self.matcher, method, settings, device=device, world=self.world)
         self.optimizer = self.step.optimizer
         self.recorded = (
@@ -127,17 +93,20 @@ class Trainer:
         )
         self.average = AveragedWeights(self.matcher, settings.average) if settings.average else None
         self.best_weights: dict[str, Tensor] | None = None  # kept in memory when there is no folder
-        self._pending: tuple[int, Tensor, list[str], Tensor] | None = None
+        self.state = RunState(
+            self.matcher, self.optimizer, method, self.statistics, self.average, observer, device
+        )
 
     def run(self) -> Position:
         """Train to the end, from wherever the run folder stands."""
         self._start_or_restore()
-        total = self.settings.warmup_epochs + self.settings.epochs
+        self._tell_length()
         with StopRequest() as stop:
             last_save = time.monotonic()
-            while self.position.epoch < total and not self._out_of_patience():
-                epoch, warmup = self.position.epoch, self.position.epoch < self.settings.warmup_epochs
-                self._set_learning_rate(epoch)
+            while not self.schedule.is_over(self.position):
+                epoch, warmup = self.position.epoch, self.schedule.is_warmup(self.position)
+                for group in self.optimizer.param_groups:
+                    group["lr"] = self.schedule.learning_rate(self.position)
                 self._begin_epoch(epoch, warmup=warmup)
                 if self.recorded is not None:
                     self.recorded.forget()
@@ -169,7 +138,7 @@ class Trainer:
             num_pairs=len(self.batches.pairs),
             device=self.device,
             matcher=self.matcher,
-            every_pair=lambda round_: (batch.to(self.device) for batch in self.batches.every_pair(round_)),
+            every_pair=lambda round_: brought(self.batches, self.batches.looking_order(round_), self.device),
             trusted=self.trusted,
             pairing=Pairing(
                 image_of_text=torch.from_numpy(self.batches.pairs.image_of_text),
@@ -206,30 +175,17 @@ class Trainer:
             self.observer.step(outcome.batch, terms, outcome.pull)
         numbers = {"loss": outcome.loss, **terms.parts, **outcome.extra, **_selected(terms)}
         # A recording's own numbers are overwritten by the next step.
-        self._note(pair_id if self.recorded is None else batch.pair_id, numbers)
-
-    def _as_usual(self, batch: Batch) -> StepOutcome:
-        return self.step(batch, warmup=self.position.epoch < self.settings.warmup_epochs)
-
-    def _note(self, pair_id: Tensor, numbers: dict[str, Tensor]) -> None:
-        packed = torch.stack([number.detach().float() for number in numbers.values()])
-        self._pending = (self.position.step, pair_id, list(numbers), packed)
+        pair_id = pair_id if self.recorded is None else batch.pair_id
+        self.numbers.note(self.position.step, pair_id, numbers)
         if self.device.type == "cpu":
             self._settle()
 
+    def _as_usual(self, batch: Batch) -> StepOutcome:
+        return self.step(batch, warmup=self.schedule.is_warmup(self.position))
+
     def _settle(self) -> None:
-        """Read the numbers of the last noted step, add them to the epoch's sums, stop if they are absurd."""
-        if self._pending is None:
-            return
-        step, pair_id, names, packed = self._pending
-        self._pending = None
-        values = packed.tolist()
-        if has_diverged(values[0]):
-            ids = [str(self.batches.pairs.pair_ids[row]) for row in pair_id.tolist()]
-            raise DivergedError(what_diverged(step, values[0], ids, self.folder))
-        sums = self.position.sums
-        for name, value in zip(names, values, strict=True):
-            sums[name] = sums.get(name, 0.0) + value
+        """Read the numbers of the last noted step, and stop if they are absurd."""
+        self.numbers.read_into(self.position.sums)
 
     def _finish_epoch(self, epoch: int, *, warmup: bool) -> None:
         """Validate, keep the best model, write the epoch's row."""
@@ -254,7 +210,8 @@ class Trainer:
                 self.reporter.warn(sentence)
         if self.rank == 0 and self.folder is not None:
             self.folder.append_metrics(row)
-            self._write_statistics(epoch)
+            with writing_to(self.folder):
+                self.statistics.write_epoch(self.folder.statistics, epoch, keep=self.settings.keep_statistics)
         if self.rank == 0 and self.reporter is not None:
             self.reporter.epoch(row)
         self.statistics.clear()
@@ -262,6 +219,28 @@ class Trainer:
         position.step_in_epoch = 0
         position.sums = {}
         position.train_seconds = position.filter_seconds = 0.0
+        if warmup and self.settings.adaptive_warmup:
+            self._end_warmup_if_enough()
+
+    def _end_warmup_if_enough(self) -> None:
+        made = self.position.epoch
+        enough = self.method.warmed_up()
+        if enough:
+            self.position.warmup_epochs = made
+        if self.rank != 0 or self.reporter is None or self.schedule.is_warmup(self.position):
+            return
+        if enough:
+            self.reporter.say(f"warm-up enough after {made} epochs: {self.method.warmth()}")
+        else:
+            self.reporter.warn(not_warm_enough(made, self.method.warmth()))
+        self._tell_length()
+
+    def _tell_length(self) -> None:
+        """Tell how many epochs there will be, where the settings alone do not."""
+        if self.settings.adaptive_warmup and self.rank == 0 and self.reporter is not None:
+            self.reporter.expect(
+                self.schedule.epochs(self.position), at_most=self.schedule.is_warmup(self.position)
+            )
 
     def _keep_if_best(self, score: float, row: dict[str, Any]) -> None:
         position = self.position
@@ -281,24 +260,9 @@ class Trainer:
         self._settle()
         if self.rank != 0 or self.folder is None:
             return
-        tensors = {
-            **prefixed("model", self.matcher.state_dict()),
-            **prefixed("optimizer", optimizer_tensors(self.optimizer)),
-            **prefixed("method", self.method.state_dict()),
-            **prefixed("statistics", self.statistics.state_dict()),
-            "generator/cpu": torch.get_rng_state(),
-        }
-        if self.average is not None:
-            tensors |= prefixed("average", self.average.matcher.state_dict())
-        if self.device.type == "cuda":
-            tensors["generator/cuda"] = torch.cuda.get_rng_state(self.device)
-        facts = {
-            **self.model_facts,
-            "position": vars(self.position),
-            "observer": {} if self.observer is None else self.observer.state(),
-        }
+        facts = {**self.model_facts, **self.state.facts(self.position)}
         with writing_to(self.folder):
-            self.folder.save_step(self.position.step, tensors, facts)
+            self.folder.save_step(self.position.step, self.state.tensors(), facts)
 
     def _start_or_restore(self) -> None:
         torch.manual_seed(self.settings.seed)
@@ -308,33 +272,10 @@ class Trainer:
             if self.folder is not None and self.rank == 0:
                 self.folder.forget_metrics_from(0)
             return
-        tensors, facts = saved
-        self.position = Position(**facts["position"])
-        self.matcher.load_state_dict(without_prefix("model", tensors))
-        if self.average is not None:
-            self.average.matcher.load_state_dict(without_prefix("average", tensors))
-        load_optimizer_tensors(self.optimizer, without_prefix("optimizer", tensors))
-        self.method.load_state_dict(without_prefix("method", tensors))
-        self.statistics.load_state_dict(without_prefix("statistics", tensors))
-        if self.observer is not None:
-            self.observer.load_state(facts["observer"])
-        torch.set_rng_state(tensors["generator/cpu"])
-        if self.device.type == "cuda" and "generator/cuda" in tensors:
-            torch.cuda.set_rng_state(tensors["generator/cuda"], self.device)
+        self.position = self.state.load(*saved)
         assert self.folder is not None
         if self.rank == 0:
             self.folder.forget_metrics_from(self.position.epoch)
-
-    def _set_learning_rate(self, epoch: int) -> None:
-        decayed = epoch - self.settings.warmup_epochs >= self.settings.decay_after
-        rate = self.settings.learning_rate * (self.settings.decay_factor if decayed else 1.0)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-
-    def _out_of_patience(self) -> bool:
-        return (
-            self.settings.patience is not None and self.position.epochs_without_gain > self.settings.patience
-        )
 
     def _means(self) -> dict[str, float]:
         steps = max(self.position.step_in_epoch, 1)
@@ -344,14 +285,6 @@ class Trainer:
         if self.rank == 0 and self.reporter is not None:
             self.reporter.step(epoch, self.position.step_in_epoch, steps, self._means())
 
-    def _write_statistics(self, epoch: int) -> None:
-        assert self.folder is not None
-        folder = self.folder.statistics
-        with writing_to(self.folder):
-            self.statistics.write(folder / f"epoch-{epoch:03d}.parquet")
-        for old in sorted(folder.glob("epoch-*.parquet"))[: -self.settings.keep_statistics]:
-            old.unlink()
-
 
 def _selected(terms: Loss) -> dict[str, Tensor]:
     if not isinstance(terms, Terms):
@@ -360,3 +293,6 @@ def _selected(terms: Loss) -> dict[str, Tensor]:
         "selected_i2t": terms.clean_i2t.float().mean(),
         "selected_t2i": terms.clean_t2i.float().mean(),
     }
+
+
+__all__ = ["Observer", "Position", "Reporter", "Trainer"]

@@ -29,6 +29,7 @@ class TrainingProgress:
 
     def __init__(self, epochs: int, *, title: str, console: Console | None = None) -> None:
         self.epochs = epochs
+        self.at_most = False
         self.title = title
         self.console = console or Console(highlight=False)
         self._bar: Progress | None = None
@@ -66,14 +67,14 @@ class TrainingProgress:
             self._task,
             total=steps * self.epochs,
             completed=steps * epoch + step,
-            description=f"{self.title}, epoch {epoch + 1}/{self.epochs}",
+            description=f"{self.title}, epoch {epoch + 1}/{self._in_all()}",
             numbers=_brief(means),
         )
 
     def epoch(self, row: dict[str, Any]) -> None:
         done = row["epoch"] + 1
         elapsed = time.monotonic() - self._started
-        parts = [f"{self.title} epoch {done}/{self.epochs}", _brief(row)]
+        parts = [f"{self.title} epoch {done}/{self._in_all()}", _brief(row)]
         if "val/rsum" in row:
             parts.append(f"val R_sum {row['val/rsum']:.1f}")
         if "noisy_gradient_ratio" in row and not row["warmup"]:
@@ -83,12 +84,22 @@ class TrainingProgress:
             parts.append("warm-up")
         parts.append(f"{row['time/pairs_per_second']:.0f} pairs/s")
         if self._bar is None and done < self.epochs:
-            parts.append(f"about {_minutes(elapsed / done * (self.epochs - done))} left")
+            left = _minutes(elapsed / done * (self.epochs - done))
+            parts.append(f"{'at most' if self.at_most else 'about'} {left} left")
         self.console.print("  ".join(part for part in parts if part), soft_wrap=True)
 
     def warn(self, sentence: str) -> None:
         self.console.print(f"warning: {sentence}", soft_wrap=True)
         sys.stdout.flush()
+
+    def say(self, sentence: str) -> None:
+        self.console.print(sentence, soft_wrap=True)
+
+    def expect(self, epochs: int, *, at_most: bool) -> None:
+        self.epochs, self.at_most = epochs, at_most
+
+    def _in_all(self) -> str:
+        return f"{self.epochs} at most" if self.at_most else str(self.epochs)
 
 
 class Several:
@@ -109,6 +120,14 @@ class Several:
         for reporter in self.reporters:
             reporter.warn(sentence)
 
+    def say(self, sentence: str) -> None:
+        for reporter in self.reporters:
+            reporter.say(sentence)
+
+    def expect(self, epochs: int, *, at_most: bool) -> None:
+        for reporter in self.reporters:
+            reporter.expect(epochs, at_most=at_most)
+
 
 class Silent:
     """Keeps the epochs' rows and shows nothing."""
@@ -122,6 +141,10 @@ class Silent:
         self.history.append(row)
 
     def warn(self, sentence: str) -> None: ...
+
+    def say(self, sentence: str) -> None: ...
+
+    def expect(self, epochs: int, *, at_most: bool) -> None: ...
 
 
 def _brief(means: dict[str, Any]) -> str:

@@ -45,6 +45,12 @@ class PairStatistics:
             self.table = state["table"].to(self.device)
             self.seen = True
 
+    def write_epoch(self, folder: Path, epoch: int, *, keep: int) -> None:
+        """Write the table of this epoch, and drop all but the last `keep` of the folder."""
+        self.write(folder / f"epoch-{epoch:03d}.parquet")
+        for old in sorted(folder.glob("epoch-*.parquet"))[:-keep]:
+            old.unlink()
+
     def write(self, path: Path) -> None:
         """Write the table as Parquet, in one step; the column `clean` holds truth values again."""
         if not self.seen:

@@ -29,5 +29,11 @@ class TensorBoardWriter:
     def warn(self, sentence: str) -> None:
         self._writer.add_text("warning", sentence)
 
+    def say(self, sentence: str) -> None:
+        self._writer.add_text("note", sentence)
+
+    def expect(self, epochs: int, *, at_most: bool) -> None:
+        """How long the run will be is nothing to draw."""
+
     def close(self) -> None:
         self._writer.close()

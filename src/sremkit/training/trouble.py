@@ -59,6 +59,19 @@ def signs_of_collapse(metrics: dict[str, float]) -> list[str]:
     return []
 
 
+def not_warm_enough(epochs: int, reached: str) -> str:
+    """What is said when all epochs of a warm-up are made and the method does not call them enough."""
+    if not reached:
+        return (
+            f"training.adaptive_warmup asks the method when its warm-up suffices, and this one cannot tell: it "
+            f"has made all {epochs} epochs of it. Leave training.adaptive_warmup out"
+        )
+    return (
+        f"the warm-up has made all its {epochs} epochs and may be too short: {reached}. Raise "
+        "training.warmup_epochs, or training.learning_rate if that hardly grows"
+    )
+
+
 @contextmanager
 def writing_to(folder: RunFolder) -> Iterator[None]:
     """Inside, something is written into the run folder; a full disk costs nothing that was saved before."""

@@ -1,0 +1,90 @@
+"""What an epoch costs: the clock waits for the device, every method can be measured, data may lie anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from bench.test_grid import TINY
+from sremkit.bench import efficiency
+from sremkit.bench.efficiency import EpochClock, measure_efficiency, measure_recipe
+from sremkit.cli.bench import EVERY_METHOD
+from sremkit.recipes import Recipe, load_recipe
+
+LENGTH = ["training.warmup_epochs=1", "training.epochs=2"]
+
+
+def tiny(method: str) -> Recipe:
+    """A method's settings for Flickr8k and SGR, on a handful of scenes."""
+    recipe = load_recipe("scenes-srem", [*TINY, *LENGTH])
+    needed = 3 if method == "mscn" else 0
+    data = replace(recipe.data, trusted_images=needed)
+    return replace(recipe, data=data, method=load_recipe(f"flickr8k-sgr-{method}").method)
+
+
+@pytest.mark.parametrize("method", EVERY_METHOD.split(","))
+def test_every_method_can_be_measured(method: str) -> None:
+    row = measure_recipe(tiny(method), threads=1)
+    assert row["epochs"] == 2
+    assert row["networks"] == (2 if method in ("ncr", "bicro", "mscn") else 1)
+    assert 0 < row["step_seconds"] <= row["train_seconds"]
+
+
+def test_all_of_an_epoch_is_counted_and_nothing_of_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that says 100 after the warm-up, then 7 and 9 seconds more."""
+    readings = iter([0.0, 100.0, 107.0, 116.0])
+    monkeypatch.setattr(EpochClock, "_now", lambda self: next(readings))
+    row = measure_recipe(tiny("infonce"), threads=1)
+    assert row["train_seconds"] == pytest.approx(8.0 - row["filter_seconds"])  # (7 + 9) / 2
+    pairs = 12 * 5  # of the training scenes
+    assert row["pairs_per_second"] == pytest.approx(pairs / row["train_seconds"])
+
+
+def test_the_clock_is_read_when_the_device_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that still needs two seconds whenever it is waited for."""
+    now = [10.0]
+
+    def wait(device: torch.device) -> None:
+        now[0] += 2.0
+
+    monkeypatch.setattr(torch.cuda, "synchronize", wait)
+    monkeypatch.setattr(efficiency.time, "perf_counter", lambda: now[0])
+    history: list[dict[str, Any]] = []
+    clock = EpochClock(history, torch.device("cuda"))
+    now[0] += 5.0
+    clock.epoch({"epoch": 0})
+    clock.epoch({"epoch": 1})
+    assert [row["time/epoch_seconds"] for row in history] == [7.0, 2.0]
+    on_cpu = EpochClock([], torch.device("cpu"))
+    assert on_cpu.ended == now[0] == 21.0  # 10, three waits of 2 and 5 seconds of work; nobody waited here
+
+
+def test_data_may_lie_in_a_folder_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+
+    class Here:
+        """Stands in for the process that would measure."""
+
+        def __init__(self, *rest: Any, **more: Any) -> None: ...
+
+        def __enter__(self) -> Here:
+            return self
+
+        def __exit__(self, *rest: object) -> None: ...
+
+        def submit(self, function: Any, recipe: Recipe, threads: int) -> Here:
+            measured.append(recipe)
+            return self
+
+        def result(self) -> dict[str, Any]:
+            return {"networks": 1}
+
+    monkeypatch.setattr(efficiency, "ProcessPoolExecutor", Here)
+    rows = measure_efficiency("flickr8k:/my/data", "sgr", ["srem", "mscn"], epochs=3)
+    assert [recipe.data.source for recipe in measured] == ["/my/data", "/my/data"]
+    assert [recipe.name for recipe in measured] == ["flickr8k-sgr-srem", "flickr8k-sgr-mscn"]
+    assert [recipe.training.epochs for recipe in measured] == [3, 3]
+    assert [row["data"] for row in rows] == ["flickr8k", "flickr8k"]
