@@ -14,7 +14,7 @@ from sremkit.errors import UserError
 from sremkit.methods import build_method
 from sremkit.methods.beta_mixture import fit_two_betas
 from sremkit.methods.bicro import bidirectional_consistency, ratio, whole_vectors
-from sremkit.methods.co_teaching import best_tenth, match_strength
+from sremkit.methods.co_teaching import Strongest, best_tenth, match_strength
 from sremkit.methods.division import lower_normal
 from sremkit.models.matcher import Encoded
 
@@ -87,7 +87,7 @@ def misassigned(stage: Stage, network: int) -> torch.Tensor:
     anchors = best_tenth(match_strength(peer.scores, margin=0.2, valid=side.valid), side.clean)
     right = found_labels(stage, network)
     others = torch.ones(stage.n, dtype=torch.bool)
-    others[anchors] = False
+    others[anchors.pair[anchors.present]] = False
     wrong = right.clone()
     wrong[others] = right[: int(others.sum())]
     return wrong
@@ -125,9 +125,39 @@ def test_consistency_by_hand() -> None:
     # directions. Pair 2's text points the other way: 0. The anchor itself: 1.
     images = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.8, 0.6]], dtype=torch.float64)
     texts = torch.tensor([[1.0, 0.0], [0.6, 0.8], [-0.6, 0.8]], dtype=torch.float64)
-    found = bidirectional_consistency(images, texts, torch.tensor([0]))
+    found = bidirectional_consistency(images, texts, anchors_at([0]))
     assert found.tolist() == pytest.approx([1.0, 0.75, 0.0], rel=1e-12)
-    assert bidirectional_consistency(images, texts, torch.tensor([], dtype=torch.long)).tolist() == [0, 0, 0]
+    assert bidirectional_consistency(images, texts, anchors_at([], empty=(0,))).tolist() == [0, 0, 0]
+
+
+def anchors_at(pairs: list[int], empty: tuple[int, ...] = ()) -> Strongest:
+    """These anchors, and some empty places, in which any number may stand."""
+    numbers = torch.tensor([*pairs, *empty], dtype=torch.long)
+    return Strongest(numbers, torch.arange(len(numbers)) < len(pairs))
+
+
+def consistency_to(images: torch.Tensor, texts: torch.Tensor, anchors: list[int]) -> torch.Tensor:
+    """With as many columns as there are anchors: the definition, in shapes that depend on the batch."""
+    if not anchors:
+        return torch.zeros(len(images), dtype=images.dtype)
+    image_cosines, text_cosines = images @ images[anchors].T, texts @ texts[anchors].T
+    ratios = ratio(image_cosines, text_cosines)
+    rows = torch.arange(len(images))
+    return (ratios[rows, image_cosines.argmax(dim=1)] + ratios[rows, text_cosines.argmax(dim=1)]) / 2
+
+
+@pytest.mark.parametrize("anchors", [[], [5], [7, 2], [9, 3, 1]], ids=str)
+def test_empty_places_are_nobodys_nearest_anchor(anchors: list[int]) -> None:
+    generator = torch.Generator().manual_seed(3)
+    images, texts = (
+        torch.nn.functional.normalize(torch.randn(12, 4, generator=generator, dtype=torch.float64), dim=1)
+        for _ in range(2)
+    )
+    images[9] = images[3]  # two anchors of one image: the first in their order is the nearest
+    expected = consistency_to(images, texts, anchors)
+    for empty in ((0,), (0, 11, 4), (9,)):
+        found = bidirectional_consistency(images, texts, anchors_at(anchors, empty))
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
 def test_a_ratio_is_the_smaller_over_the_larger_whatever_the_order() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from methods.two_views import Stage, batch_of
 from oracles import triplet as oracle
-from sremkit.methods.co_teaching import best_tenth, match_strength
+from sremkit.methods.co_teaching import Strongest, best_tenth, match_strength
 
 METHODS = ["ncr", "bicro"]
 
@@ -91,9 +91,9 @@ def test_a_division_finds_the_pairs_that_lose(name: str, options: dict) -> None:
         network.logits[~wrong, ~wrong] += strength[~wrong]
         network.logits[wrong, wrong] -= 1
     stage.method.begin_epoch(0, warmup=True)
-    assert int(stage.method.divisions) == 1  # the stage's own: the warm-up divides nothing
+    assert stage.method.divisions == 1  # the stage's own: the warm-up divides nothing
     stage.method.begin_epoch(1, warmup=False)
-    assert int(stage.method.divisions) == 2
+    assert stage.method.divisions == 2
     for clean in stage.method.clean:
         assert (clean == ~wrong).float().mean() > 0.9
 
@@ -115,7 +115,7 @@ def test_a_mixture_that_finds_nobody_clean_leaves_the_division_as_it_was(name: s
     stage.method.begin_epoch(0, warmup=False)
     assert torch.equal(stage.method.clean, before[0])
     assert torch.equal(stage.method.probability, before[1])
-    assert int(stage.method.divisions) == 2
+    assert stage.method.divisions == 2
 
 
 def test_the_warm_up_is_the_sum_of_both_networks_mean_hinges() -> None:
@@ -148,6 +148,8 @@ def test_a_checkpoint_holds_all_that_a_division_made(name: str) -> None:
     assert other.total() != stage.total()
     other.method.load_state_dict({key: value.clone() for key, value in stage.method.state_dict().items()})
     assert other.total() == stage.total()
+    assert stage.method.state_dict()["divisions"].dtype == torch.int64  # as it always was in checkpoints
+    assert type(other.method.divisions) is int  # no step has to wait for a device to compare it
 
 
 def test_strength_by_hand() -> None:
@@ -163,5 +165,39 @@ def test_strength_by_hand() -> None:
 def test_the_best_tenth_is_taken_among_the_members_and_has_one_more() -> None:
     strength = torch.arange(30.0)
     among = torch.arange(30) < 20
-    assert best_tenth(strength, among).tolist() == [19, 18, 17]  # 20 // 10 + 1
-    assert best_tenth(strength, torch.zeros(30, dtype=torch.bool)).tolist() == []
+    assert present(best_tenth(strength, among)) == [19, 18, 17]  # 20 // 10 + 1
+    assert present(best_tenth(strength, torch.zeros(30, dtype=torch.bool))) == []
+
+
+def present(strongest: Strongest) -> list[int]:
+    return strongest.pair[strongest.present].tolist()
+
+
+def numbers_of_the_best_tenth(strength: torch.Tensor, among: torch.Tensor) -> list[int]:
+    """With as many numbers as there are: the definition, in shapes that depend on the batch."""
+    members = among.nonzero().squeeze(1)
+    count = len(members) // 10 + 1
+    return members[strength[members].argsort(descending=True, stable=True)[:count]].tolist()
+
+
+@pytest.mark.parametrize("b", [1, 2, 9, 10, 11, 19, 20, 64])
+def test_the_best_tenth_in_fixed_places_is_the_one_of_the_definition_in_its_order(b: int) -> None:
+    generator = torch.Generator().manual_seed(b)
+    counts = set()
+    for share in (0.0, 0.1, 0.5, 0.9, 1.0):
+        for _ in range(20):
+            # Many ties, at the ends of the range too, where strengths are clamped.
+            strength = torch.randint(0, 5, (b,), generator=generator) / 4
+            among = torch.rand(b, generator=generator) < share
+            found = best_tenth(strength, among)
+            assert present(found) == numbers_of_the_best_tenth(strength, among)
+            assert found.pair.shape == found.present.shape == (b // 10 + 1,)
+            assert len(found.pair.unique()) == len(found.pair)
+            both = best_tenth(strength, torch.stack([~among, among]))  # two groups at once
+            assert torch.equal(both.pair[1], found.pair)
+            assert torch.equal(both.present[1], found.present)
+            assert present(Strongest(both.pair[0], both.present[0])) == numbers_of_the_best_tenth(
+                strength, ~among
+            )
+            counts.add(int(found.present.sum()))
+    assert {0, 1, b // 10 + 1} <= counts  # from nobody to every place

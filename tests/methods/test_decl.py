@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -66,17 +68,42 @@ def test_hardness_grows_with_every_update_down_to_its_end() -> None:
     method = build_method("decl")
     at = {}
     for updates in (0, 1, 40, 41, 4919, 4920, 100_000):
-        method.updates = updates
-        at[updates] = method.num_hardest()
+        method.updates.fill_(updates)
+        at[updates] = int(method.num_hardest())
     # 128 - 0.025 * 1 = 127.975; at 40 exactly 127; at 41 126.975; at 4919 5.025; at 4920 exactly 5.
     assert at == {0: 128, 1: 127, 40: 127, 41: 126, 4919: 5, 4920: 5, 100_000: 5}
-    method.updates = 0
+    method.updates.zero_()
     batch, logits = six()
     method.believed = torch.tensor(BELIEVED)
     method.loss(Fixed(logits), batch, warmup=True)
     method.loss(Fixed(logits), batch, warmup=False)
-    assert method.updates == 2  # the warm-up counts
-    assert int(method.state_dict()["updates"]) == 2
+    assert int(method.updates) == 2  # the warm-up counts
+
+
+@pytest.mark.parametrize("decay", [0.025, 0.07, 0.15, 0.0])
+def test_the_number_of_hardest_is_the_formulas_at_every_update(decay: float) -> None:
+    method = build_method("decl", hardness_decay=decay)
+    for updates in range(6000):
+        method.updates.fill_(updates)
+        assert int(method.num_hardest()) == max(math.floor(128 - decay * updates), 5)
+
+
+def test_a_checkpoint_holds_the_updates_as_a_number_that_no_later_step_changes() -> None:
+    batch, logits = six()
+    method, other = decl_that_believes(BELIEVED), decl_that_believes([True] * 6)
+    method.loss(Fixed(logits), batch, warmup=False)
+    state = method.state_dict()
+    assert (state["updates"].dtype, state["updates"].shape) == (torch.int64, ())
+    other.load_state_dict(state)
+    for each in (method, other):
+        each.loss(Fixed(logits), batch, warmup=False)
+    assert [int(each.updates) for each in (method, other)] == [2, 2]
+    assert int(state["updates"]) == 1
+
+
+def test_less_than_the_hardest_candidate_is_refused() -> None:
+    with pytest.raises(ValueError, match="hardness_end must be at least 1, the hardest candidate; got 0"):
+        build_method("decl", hardness_end=0)
 
 
 def test_the_warm_up_divides_nothing_and_later_epochs_in_evaluation_mode_without_gradients() -> None:

@@ -166,12 +166,44 @@ def test_the_warm_up_ranks_every_pair_by_the_mean_hinge() -> None:
 
 
 def test_random_pairs_by_hand() -> None:
-    # Images 5, 5, 7: 0 with 1 is one image and left out; 1 with 2 and 2 with 0 are wrong pairs.
+    # Images 5, 5, 7: 0 with 1 is one image and does not count; 1 with 2 and 2 with 0 are wrong pairs.
     scores = torch.arange(9.0).view(3, 3)
-    assert random_pairs(scores, torch.tensor([5, 5, 7])).tolist() == [5.0, 6.0]
-    both = random_pairs(torch.stack([scores, scores + 9]), torch.tensor([5, 5, 7]))
-    assert both.tolist() == [[5.0, 6.0], [14.0, 15.0]]
-    assert random_pairs(scores[:1, :1], torch.tensor([5])).tolist() == []
+    found, is_other = random_pairs(scores, torch.tensor([5, 5, 7]))
+    assert found.tolist() == [1.0, 5.0, 6.0]
+    assert is_other.tolist() == [False, True, True]
+    both, is_other = random_pairs(torch.stack([scores, scores + 9]), torch.tensor([5, 5, 7]))
+    assert both.tolist() == [[1.0, 5.0, 6.0], [10.0, 14.0, 15.0]]
+    assert is_other.tolist() == [False, True, True]
+    assert random_pairs(scores[:1, :1], torch.tensor([5]))[1].tolist() == [False]
+
+
+def test_a_division_knows_wrong_pairs_by_all_neighbours_of_other_images(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trainer = tiny.tiny_trainer(method="mscn")
+    method, matcher = trainer.method, trainer.matcher
+    method.start(trainer.surroundings())
+    seen = []
+
+    def note(given: torch.Tensor, *, right: torch.Tensor, wrong: torch.Tensor) -> torch.Tensor:
+        seen.append(wrong)
+        return torch.ones_like(given)
+
+    monkeypatch.setattr("sremkit.methods.mscn.probability_of_matching", note)
+    method.begin_epoch(5, warmup=False)
+    matcher.eval()
+    left_out = 0
+    for k, network in enumerate(matcher.networks()):
+        expected = []
+        for batch in trainer.batches.every_pair(5):
+            scores, n = network(batch).detach().sigmoid(), len(batch)
+            for i in range(n):
+                if batch.image_id[i] != batch.image_id[(i + 1) % n]:
+                    expected.append(scores[i, (i + 1) % n].item())
+                else:
+                    left_out += 1
+        assert seen[k].tolist() == pytest.approx(expected, rel=1e-6)  # float32 logits
+    assert left_out > 0  # else the same would come of all neighbours
 
 
 def test_judging_by_hand() -> None:
@@ -180,6 +212,12 @@ def test_judging_by_hand() -> None:
     judging = Judging(batch, batch)
     logits = torch.tensor([[0.0, math.log(3)], [math.log(3), 0.0]])
     assert judging(Fixed(logits)).item() == pytest.approx(1.5 * math.log(2), rel=1e-6)
+    # Images 0, 0, 1: the first image with the second text is no wrong pair, whatever its logit.
+    # (3 ln 2 + 2 ln 4) / 5.
+    batch = Batches(tiny.tiny_pairs(captions=2), batch_size=3).take(np.array([0, 1, 2]))
+    logits = torch.full((3, 3), math.log(3)).fill_diagonal_(0.0)
+    logits[0, 1] = 50.0
+    assert Judging(batch, batch)(Fixed(logits)).item() == pytest.approx(1.4 * math.log(2), rel=1e-6)
 
 
 def test_without_trusted_pairs_it_does_not_start() -> None:

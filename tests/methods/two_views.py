@@ -72,7 +72,7 @@ class Stage:
     def divide(self, clean: Tensor, probability: Tensor, divisions: int = 1) -> None:
         self.method.clean = clean
         self.method.probability = probability
-        self.method.divisions = torch.tensor(divisions)
+        self.method.divisions = divisions
 
     def _every_pair(self, round_: int) -> Iterator[Batch]:
         order = torch.randperm(self.n, generator=torch.Generator().manual_seed(round_))

@@ -124,6 +124,21 @@ def test_growing_hardness_matches_the_oracle(num_hardest: int) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=0)
 
 
+@pytest.mark.parametrize("num_hardest", [1, 2, 5, 6, 128])
+def test_a_number_of_hardest_on_the_device_gives_the_same_hinges_and_gradients(num_hardest: int) -> None:
+    s = similarities()
+    valid = torch.ones(len(s), len(s), dtype=torch.bool)
+    valid[0, 3] = valid[3, 0] = False
+    found = []
+    for count in (num_hardest, torch.tensor(num_hardest)):
+        leaf = s.clone().requires_grad_()
+        hinges = growing_hardness(leaf, margin=0.2, num_hardest=count, valid=valid)
+        hinges.square().sum().backward()
+        found.append((hinges.detach(), leaf.grad))
+    assert (found[0][0] > 0).any()
+    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-14)
+
+
 def test_growing_hardness_goes_from_the_mean_to_the_hardest() -> None:
     s = similarities()
     for num_hardest, reduction in ((6, "mean"), (1, "hardest")):

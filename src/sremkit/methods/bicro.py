@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sremkit.methods import METHODS
 from sremkit.methods.beta_mixture import fit_two_betas
-from sremkit.methods.co_teaching import CoTeaching, Side, View, best_tenth, match_strength
+from sremkit.methods.co_teaching import CoTeaching, Side, Strongest, View, best_tenth, match_strength
 from sremkit.methods.division import lower_normal
 from sremkit.models.masking import masked_mean
 from sremkit.models.matcher import Encoded
@@ -57,9 +57,8 @@ class BiCro(CoTeaching):
     def warmup_hinges(self, scores: Tensor, valid: Tensor) -> Tensor:
         hinges = super().warmup_hinges(scores, valid)
         count = max(1, int(self.warmup_keep * len(hinges)))
-        kept = torch.zeros_like(hinges)
-        kept[hinges.detach().argsort(stable=True)[:count]] = 1
-        return hinges * kept
+        smallest = hinges.detach().argsort(stable=True)[:count]
+        return hinges * torch.zeros_like(hinges).scatter(0, smallest, 1.0)
 
     def clean_probability(self, losses: Tensor) -> Tensor:
         if self.mixture == "normal":
@@ -74,25 +73,26 @@ class BiCro(CoTeaching):
             whole_vectors(peer.images), whole_vectors(peer.texts), anchors
         ).to(strength)
         label = torch.where(side.clean, (1 + consistency) / 2, consistency)
-        label[anchors] = 1
+        is_anchor = torch.zeros_like(side.clean).scatter(0, anchors.pair, anchors.present)
+        label = label.masked_fill(is_anchor, 1.0)
         return torch.where(label <= self.least_label, 0.0, label)
 
 
-def bidirectional_consistency(images: Tensor, texts: Tensor, anchors: Tensor) -> Tensor:
+def bidirectional_consistency(images: Tensor, texts: Tensor, anchors: Strongest) -> Tensor:
     """(r_I + r_T) / 2 of each pair, (b,) in [0, 1]; 0 where there is no anchor.
 
     Args:
         images: (b, d) unit vectors.
         texts: (b, d) likewise.
-        anchors: (a,) numbers of the anchors.
+        anchors: t places for them.
     """
-    if len(anchors) == 0:
-        return images.new_zeros(len(images))
-    image_cosines = product(images, images[anchors].T)  # (b, a)
-    text_cosines = product(texts, texts[anchors].T)
-    ratios = ratio(image_cosines, text_cosines)
-    by_image = ratios.gather(1, image_cosines.argmax(dim=1, keepdim=True))
-    by_text = ratios.gather(1, text_cosines.argmax(dim=1, keepdim=True))
+    image_cosines = product(images, images[anchors.pair].T)  # (b, t)
+    text_cosines = product(texts, texts[anchors.pair].T)
+    ratios = ratio(image_cosines, text_cosines).masked_fill(~anchors.present, 0.0)
+    by_image, by_text = (
+        ratios.gather(1, cosines.masked_fill(~anchors.present, -torch.inf).argmax(dim=1, keepdim=True))
+        for cosines in (image_cosines, text_cosines)
+    )
     return (by_image + by_text).squeeze(1) / 2
 
 

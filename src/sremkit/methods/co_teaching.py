@@ -12,7 +12,7 @@ Clean pairs have clean pairs as negatives and noisy pairs noisy ones, as if they
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,6 +46,16 @@ class Side:
     valid: Tensor  # (b, b) bool: the same side of the division, and not the same image
 
 
+class Strongest(NamedTuple):
+    """Places for the strongest pairs of a group in a batch of b, the strongest first: t = b // 10 + 1 of them.
+
+    There are as many as a batch full of members could need, so that no shape depends on how many there are.
+    """
+
+    pair: Tensor  # (..., t) int64: numbers in the batch, each once in a group
+    present: Tensor  # (..., t) bool, False for a place that is left empty; its number means nothing
+
+
 class CoTeaching(Method):
     """Two networks teach each other. Subclasses give `clean_probability` and `labels`.
 
@@ -59,7 +69,6 @@ class CoTeaching(Method):
     """
 
     networks: ClassVar[int] = 2
-    recordable: ClassVar[bool] = False  # who is an anchor, and how many there are, depends on the batch
 
     def __init__(
         self,
@@ -79,7 +88,7 @@ class CoTeaching(Method):
         self.mask_repeated_images = mask_repeated_images
         self.probability = torch.zeros(2, 0)  # (2, n): how likely each network finds each pair clean
         self.clean = torch.zeros(2, 0, dtype=torch.bool)
-        self.divisions = torch.tensor(0)  # made so far
+        self.divisions = 0  # made so far
 
     def clean_probability(self, losses: Tensor) -> Tensor:
         """How likely each pair is clean (n,), from all losses (n,) stretched to [0, 1]."""
@@ -98,7 +107,7 @@ class CoTeaching(Method):
         shape = (2, surroundings.num_pairs)
         self.probability = torch.ones(shape, device=surroundings.device)
         self.clean = torch.ones(shape, dtype=torch.bool, device=surroundings.device)
-        self.divisions = torch.tensor(0)
+        self.divisions = 0
 
     def begin_epoch(self, epoch: int, *, warmup: bool) -> None:
         if warmup:
@@ -109,7 +118,7 @@ class CoTeaching(Method):
             if bool(clean.any()):  # else the mixture found nothing, and the division before it stays
                 self.probability[network] = probability.to(self.probability)
                 self.clean[network] = clean
-        self.divisions = self.divisions + 1
+        self.divisions += 1
 
     def loss(self, matcher: Scorer, batch: Batch, *, warmup: bool) -> Loss:
         scores = similarity_of(matcher(batch), self.similarity)  # (2, b, b)
@@ -118,7 +127,7 @@ class CoTeaching(Method):
             hinges = torch.stack([self.warmup_hinges(s, valid) for s in scores])  # (2, b)
             return Loss(total=hinges.sum(), parts={"hinge": hinges.detach().mean()})
         views = self._views(batch)
-        with_noisy = int(self.divisions) > self.noisy_after
+        with_noisy = self.divisions > self.noisy_after  # the same in the whole epoch
         losses, labels, clean_shares = [], [], []
         for network in (0, 1):
             side = self._side(batch, valid, told_by=1 - network)
@@ -139,12 +148,13 @@ class CoTeaching(Method):
         return Loss(total=total, parts=parts)
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"probability": self.probability, "clean": self.clean, "divisions": self.divisions}
+        divisions = torch.tensor(self.divisions)
+        return {"probability": self.probability, "clean": self.clean, "divisions": divisions}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.probability = state["probability"].to(self.probability)
         self.clean = state["clean"].to(self.clean)
-        self.divisions = state["divisions"]
+        self.divisions = int(state["divisions"])
 
     @torch.no_grad()
     def _losses_of_all(self, round_: int) -> Tensor:
@@ -183,11 +193,17 @@ def match_strength(scores: Tensor, *, margin: float, valid: Tensor) -> Tensor:
     return (margin - triplet(scores, margin=margin, reduction="mean", valid=valid) / 2).clamp(0, margin)
 
 
-def best_tenth(strength: Tensor, among: Tensor) -> Tensor:
-    """Numbers of the strongest pairs `among` (b,) bool: a tenth of them and one more; none where nobody is among."""
-    members = among.nonzero().squeeze(1)
-    count = len(members) // 10 + 1
-    return members[strength[members].argsort(descending=True, stable=True)[:count]]
+def best_tenth(strength: Tensor, among: Tensor) -> Strongest:
+    """The strongest pairs `among` some: a tenth of them and one more; none where nobody is among.
+
+    Args:
+        strength: (b,)
+        among: (..., b) bool, one or several such groups.
+    """
+    places = torch.arange(len(strength) // 10 + 1, device=strength.device)  # (t,)
+    members_first = strength.masked_fill(~among, -torch.inf).argsort(dim=-1, descending=True, stable=True)
+    pair = members_first[..., : len(places)]  # (..., t)
+    return Strongest(pair, (places <= among.sum(dim=-1, keepdim=True) // 10) & among.gather(-1, pair))
 
 
-__all__ = ["CoTeaching", "Side", "View", "best_tenth", "match_strength"]
+__all__ = ["CoTeaching", "Side", "Strongest", "View", "best_tenth", "match_strength"]

@@ -9,8 +9,7 @@ one that is not believed is shown that it matches nothing in the batch. In the w
 
 from __future__ import annotations
 
-import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -40,8 +39,6 @@ class DECL(Method):
         mask_repeated_images: two captions of one image in a batch are nobody's negatives.
     """
 
-    recordable: ClassVar[bool] = False  # the hinges' hardness changes with the updates
-
     def __init__(
         self,
         *,
@@ -55,6 +52,8 @@ class DECL(Method):
         hardness_end: int = 5,
         mask_repeated_images: bool = True,
     ) -> None:
+        if hardness_end < 1:
+            raise ValueError(f"hardness_end must be at least 1, the hardest candidate; got {hardness_end}")
         self.similarity = similarity
         self.temperature = temperature
         self.kl_weight = kl_weight
@@ -64,12 +63,13 @@ class DECL(Method):
         self.hardness_decay = hardness_decay
         self.hardness_end = hardness_end
         self.mask_repeated_images = mask_repeated_images
-        self.updates = 0
+        self.updates = torch.tensor(0)  # on the device, where the steps themselves count it
         self.believed = torch.zeros(0, dtype=torch.bool)
 
     def start(self, surroundings: Surroundings) -> None:
         self.matcher, self.every_pair = surroundings.whole()
         self.believed = torch.ones(surroundings.num_pairs, dtype=torch.bool, device=surroundings.device)
+        self.updates = self.updates.to(surroundings.device)
 
     def begin_epoch(self, epoch: int, *, warmup: bool) -> None:
         """Believe the pairs that win their batch; the warm-up believes everybody."""
@@ -93,7 +93,7 @@ class DECL(Method):
         evidential_loss = (rows + columns).mean().to(similarity.dtype)
         hinges = growing_hardness(similarity, margin=self.margin, num_hardest=self.num_hardest(), valid=valid)
         ranking = hinges.masked_fill(~believed, 0.0).sum()
-        self.updates += 1
+        self.updates.add_(1)
         return Loss(
             total=evidential_loss + self.ranking_weight * ranking,
             parts={
@@ -103,16 +103,18 @@ class DECL(Method):
             },
         )
 
-    def num_hardest(self) -> int:
-        """How many hardest candidates the hinges of the next update look at."""
-        return max(math.floor(self.hardness_start - self.hardness_decay * self.updates), self.hardness_end)
+    def num_hardest(self) -> Tensor:
+        """How many hardest candidates the hinges of the next update look at: () int64."""
+        # In float64, where decay times updates lands on whole numbers when it should.
+        falling = self.hardness_start - self.hardness_decay * self.updates.double()
+        return falling.floor().long().clamp_min(self.hardness_end)
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"believed": self.believed, "updates": torch.tensor(self.updates)}
+        return {"believed": self.believed, "updates": self.updates.clone()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.believed = state["believed"].to(self.believed.device)
-        self.updates = int(state["updates"])
+        self.updates = state["updates"].to(self.updates, copy=True)  # steps count it in place
 
     def _similarity(self, logits: Tensor) -> Tensor:
         logits = logits.float()

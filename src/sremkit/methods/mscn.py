@@ -98,7 +98,7 @@ class MSCN(Method):
         if warmup:
             return
         given = torch.zeros(self.kept.shape, device=self.device)
-        wrong: list[Tensor] = []
+        wrong: list[tuple[Tensor, Tensor]] = []
         with torch.no_grad(), evaluating(self.matcher):
             for batch in self.every_pair(epoch):
                 similarity = self._similarities(batch)
@@ -108,9 +108,13 @@ class MSCN(Method):
                 self._similarities(batch.to(self.device)).diagonal(dim1=1, dim2=2)
                 for batch in self.trusted.every_pair(epoch)
             ]
+        # Selected here, and not in the batches: the host would wait for the number of each.
+        is_other = torch.cat([other for _, other in wrong]).cpu()
         for k in range(2):
             matches = probability_of_matching(
-                given[k].cpu(), right=torch.cat(right, dim=1)[k].cpu(), wrong=torch.cat(wrong, dim=1)[k].cpu()
+                given[k].cpu(),
+                right=torch.cat(right, dim=1)[k].cpu(),
+                wrong=torch.cat([scores[k] for scores, _ in wrong]).cpu()[is_other],
             )
             self.kept[k] = (matches > 0.5).to(self.device)
 
@@ -205,9 +209,11 @@ class Judging:
 
     def __call__(self, score: Scorer) -> Tensor:
         right = as_logits(score(self.trusted)).diagonal()
-        wrong = random_pairs(as_logits(score(self.others)), self.others.image_id)
+        wrong, is_other = random_pairs(as_logits(score(self.others)), self.others.image_id)
         label = torch.cat([torch.ones_like(right), torch.zeros_like(wrong)])
-        loss = F.binary_cross_entropy_with_logits(torch.cat([right, wrong]), label)
+        counts = torch.cat([torch.ones_like(right), is_other.to(right.dtype)])
+        losses = F.binary_cross_entropy_with_logits(torch.cat([right, wrong]), label, reduction="none")
+        loss = (losses * counts).sum() / counts.sum()
         self.seen.append(loss.detach())
         return loss
 
@@ -217,12 +223,12 @@ def correction(logit: Tensor) -> Tensor:
     return (2 * logit).sigmoid()  # p / (1 - p) = exp(logit)
 
 
-def random_pairs(scores: Tensor, image_id: Tensor) -> Tensor:
-    """Scores (..., at most b) of each image with the text after its own, unless it is of the same image.
+def random_pairs(scores: Tensor, image_id: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores (..., b) of each image with the text after its own, and (b,) bool: whether that is of another image.
 
     Args:
         scores: (..., b, b)
     """
-    following = torch.arange(1, len(image_id) + 1, device=image_id.device) % len(image_id)
-    other = image_id != image_id[following]
-    return scores[..., torch.arange(len(image_id), device=image_id.device), following][..., other]
+    own = torch.arange(len(image_id), device=image_id.device)
+    following = own.roll(-1)
+    return scores[..., own, following], image_id != image_id[following]

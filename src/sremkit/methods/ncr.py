@@ -15,6 +15,7 @@ from torch import Tensor
 from sremkit.methods import METHODS
 from sremkit.methods.co_teaching import CoTeaching, Side, View, best_tenth, match_strength
 from sremkit.methods.division import lower_normal
+from sremkit.models.masking import masked_mean
 
 
 @METHODS.register("ncr")
@@ -42,10 +43,8 @@ class NCR(CoTeaching):
 def predicted_labels(scores: Tensor, side: Side, *, margin: float) -> Tensor:
     """yhat (b,): a pair's strength in proportion to the strongest of its side of the division."""
     strength = match_strength(scores, margin=margin, valid=side.valid)
-    predicted = torch.zeros_like(strength)
-    for members in (side.clean, ~side.clean):
-        strongest = strength[best_tenth(strength, members)].mean()
-        # Where even the strongest have no strength, nobody is believed. An empty side gives NaN to nobody.
-        relative = strength / strongest.clamp_min(torch.finfo(strength.dtype).tiny)
-        predicted = torch.where(members, relative.clamp(0, 1), predicted)
-    return predicted
+    best = best_tenth(strength, torch.stack([~side.clean, side.clean]))  # (2, t)
+    noisy_best, clean_best = masked_mean(strength[best.pair], best.present, dim=1)
+    # Where even the strongest have no strength, nobody is believed.
+    strongest = torch.where(side.clean, clean_best, noisy_best).clamp_min(torch.finfo(strength.dtype).tiny)
+    return (strength / strongest).clamp(0, 1)

@@ -36,6 +36,7 @@ class Twins(Matcher):
         first = build_matcher(member["name"], **member["options"])
         second = build_matcher(first.name, **first.options)
         self.members = nn.ModuleList([first, second])
+        self.recordable = first.recordable  # type: ignore[misc]  # it waits for the device where they do
         self.resolved_options = {"member": {"name": first.name, "options": first.options}}
 
     @property

@@ -78,24 +78,34 @@ def most_evidence(evidence: Tensor, *, valid: Tensor | None = None) -> Tensor:
 
 
 def growing_hardness(
-    similarity: Tensor, *, margin: float, num_hardest: int, valid: Tensor | None = None
+    similarity: Tensor, *, margin: float, num_hardest: int | Tensor, valid: Tensor | None = None
 ) -> Tensor:
     """Hinges of each pair (b,), both directions added.
 
     Relations: `triplet` with reduction "hardest" at 1, with "mean" at b.
 
     Args:
-        num_hardest: H, over how many hardest candidates is averaged; at most b are.
+        num_hardest: H, over how many hardest candidates is averaged; at most b are. A tensor () of whole numbers
+            is not looked at by the host, so that it may change in steps that are replayed; at least 1 are.
         valid: (b, b) bool, True where a candidate counts, the diagonal included; for repeated images.
     """
     similarity = as_logits(similarity)
-    if num_hardest < 1:
+    if not isinstance(num_hardest, Tensor) and num_hardest < 1:
         raise ValueError(f"num_hardest must be at least 1, got {num_hardest}")
-    taken = min(num_hardest, len(similarity))
     left_out = diagonal_mask(similarity) if valid is None else diagonal_mask(similarity) | ~valid
     lead = similarity.diagonal() - margin  # (b,)
     i2t, t2i = (
-        (s - lead[:, None]).relu().masked_fill(out, 0.0).topk(taken, dim=1).values.mean(dim=1)
+        _mean_of_largest((s - lead[:, None]).relu().masked_fill(out, 0.0), num_hardest)
         for s, out in ((similarity, left_out), (similarity.T, left_out.T))
     )
     return i2t + t2i  # [eq:hardness]
+
+
+def _mean_of_largest(rows: Tensor, count: int | Tensor) -> Tensor:
+    """The mean (b,) of the `count` largest of each row, or of all where there are fewer."""
+    width = rows.shape[1]
+    if not isinstance(count, Tensor):
+        return rows.topk(min(count, width), dim=1).values.mean(dim=1)
+    count = count.clamp(1, width)
+    beyond = torch.arange(width, device=rows.device) >= count  # (b,)
+    return rows.sort(dim=1, descending=True).values.masked_fill(beyond, 0.0).sum(dim=1) / count
