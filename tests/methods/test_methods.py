@@ -100,6 +100,20 @@ def test_srem_plus_by_hand() -> None:
     )
 
 
+def test_srem_plus_may_warm_up_by_generalised_cross_entropy() -> None:
+    # The same two pairs: P_ii = e / (e + 1) in both directions, (1 - sqrt P) / 0.5 each; after the warm-up as ever.
+    batch = Batches(tiny.tiny_pairs(), batch_size=2).take(np.array([0, 2]))
+    batch = type(batch)(**{**vars(batch), "pair_id": torch.tensor([0, 1])})
+    method, usual = started_plus(2, warmup_power=0.5), started_plus(2)
+    half = (1 - math.sqrt(math.e / (math.e + 1))) / 0.5
+    warm = method.loss(Fixed(torch.eye(2)), batch, warmup=True)
+    assert warm.total.item() == pytest.approx(2 * half, rel=1e-5)
+    later, usual_later = (m.loss(Fixed(torch.eye(2)), batch, warmup=False) for m in (method, usual))
+    assert later.total.item() == usual_later.total.item()
+    with pytest.raises(ValueError, match="between 0 and 1, got 3"):
+        build_method("srem-plus", warmup_power=3.0)
+
+
 def test_srem_plus_remembers_with_decay() -> None:
     method = started_plus(2, decay=0.7)
     batch = Batches(tiny.tiny_pairs(), batch_size=2).take(np.array([0, 2]))

@@ -37,3 +37,7 @@ def rcl(scores: Matrix, temperature: float, form: str, q: float) -> float:
 
 def infonce(logits: Matrix) -> float:
     return -sum(math.log(softmax_row(row, 1.0)[i]) for i, row in enumerate(logits)) / len(logits)
+
+
+def generalized(logits: Matrix, power: float) -> list[float]:
+    return [(1 - softmax_row(row, 1.0)[i] ** power) / power for i, row in enumerate(logits)]

@@ -8,7 +8,7 @@ all memories says how far each pair is believed:
     belief_i = probability that m_i belongs to the upper of the two heaps
     L = mean_i belief_i (CE_i i2t + CE_i t2i) / 2 + complementary_weight (L_c i2t + L_c t2i)
 
-The warm-up is SREM's: complementary learning alone.
+The warm-up is SREM's, complementary learning alone; or generalised cross-entropy, which is faster from scratch.
 
 With `rematch_among` > 0, texts that are not believed look for their image before each epoch (rematching.py): where
 one is found, the text comes with that image in this epoch, believed with `rematch_weight`. Only such texts take part:
@@ -28,6 +28,7 @@ from sremkit.methods.rematching import find_partners
 from sremkit.methods.warming import Warming
 from sremkit.objectives import Loss, complementary
 from sremkit.objectives.candidates import distinct_images, keep_valid
+from sremkit.objectives.generalized import check_power, generalized_cross_entropy
 
 
 @METHODS.register("srem-plus")
@@ -44,6 +45,7 @@ class SREMPlus(Method):
             many of that image's best texts that are not believed; 0 leaves such texts alone. Where fewer texts
             than that are not believed, each of them takes its image.
         rematch_weight: how far such a new pair is believed.
+        warmup_power: warm up by generalised cross-entropy with this power, in the place of complementary learning.
         mask_repeated_images: two captions of one image in a batch are nobody's negatives.
     """
 
@@ -57,8 +59,11 @@ class SREMPlus(Method):
         least_separation: float = 1.5,
         rematch_among: int = 0,
         rematch_weight: float = 1.0,
+        warmup_power: float | None = None,
         mask_repeated_images: bool = True,
     ) -> None:
+        if warmup_power is not None:
+            check_power(warmup_power)
         self.decay = decay
         self.temperature = temperature
         self.complementary_weight = complementary_weight
@@ -66,6 +71,7 @@ class SREMPlus(Method):
         self.least_separation = least_separation
         self.rematch_among = rematch_among
         self.rematch_weight = rematch_weight
+        self.warmup_power = warmup_power
         self.mask_repeated_images = mask_repeated_images
         self.memory = torch.zeros(0)
         self.belief = torch.zeros(0)
@@ -114,6 +120,11 @@ class SREMPlus(Method):
         if warmup:
             self.warming.see(logits, batch.image_id if self.mask_repeated_images else None)
             total = lc_i2t + lc_t2i
+            if self.warmup_power is not None:
+                i2t, t2i = (
+                    generalized_cross_entropy(f, power=self.warmup_power, valid=v) for f, v in directions
+                )
+                total = (i2t + t2i).mean()
             return Loss(total, {"complementary_i2t": lc_i2t.detach(), "complementary_t2i": lc_t2i.detach()})
         given = torch.arange(len(logits), device=logits.device)
         ce = sum(F.cross_entropy(keep_valid(f, v), given, reduction="none") for f, v in directions) / 2
