@@ -71,7 +71,6 @@ def peak_megabytes(root: Path, shards: int) -> int:
     return int(run.stdout.split()[-1])
 
 
-@pytest.mark.alone
 def test_peak_memory_does_not_grow_with_the_number_of_shards(tmp_path: Path) -> None:
     few, many = peak_megabytes(tmp_path / "few", 3), peak_megabytes(tmp_path / "many", 18)
     # Fifteen shards more are 90 MB of vectors, and as much again as the witnesses see them.

@@ -75,7 +75,6 @@ def exported(what: str, folder: Path, out: Path) -> tuple[int, int]:
     return int(written), int(megabytes)
 
 
-@pytest.mark.alone
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of memory is read from /proc")
 def test_memory_does_not_grow_with_the_number_of_pairs(tmp_path: Path) -> None:
     audits = {rows: write_audit(tmp_path / str(rows), rows) for rows in (FEW, MANY)}
