@@ -28,11 +28,12 @@ from sremkit.recipes import DataSettings, Recipe, load_recipe, recipe_to_toml
 from sremkit.reports.run import write_run_report
 from sremkit.settings import check_options
 from sremkit.training.checkpoint import without_prefix
-from sremkit.training.loop import Reporter, Trainer
+from sremkit.training.loop import Trainer
 from sremkit.training.processes import Process, this_process
 from sremkit.training.progress import Several
 from sremkit.training.run_folder import RunFolder, describe_environment
 from sremkit.training.tensorboard import TensorBoardWriter
+from sremkit.training.watching import Observer, Reporter
 
 
 @dataclass
@@ -124,8 +125,18 @@ def train(prepared: Prepared, folder: RunFolder, *, reporter: Reporter | None = 
     return record
 
 
-def make_trainer(prepared: Prepared, reporter: Reporter, folder: RunFolder | None = None) -> Trainer:
-    """The trainer of a prepared recipe; without a folder it keeps the best weights in memory."""
+def make_trainer(
+    prepared: Prepared,
+    reporter: Reporter,
+    folder: RunFolder | None = None,
+    *,
+    observer: Observer | None = None,
+) -> Trainer:
+    """The trainer of a prepared recipe; without a folder it keeps the best weights in memory.
+
+    Args:
+        observer: watches the batches, in the place of one that knows which pairs have a wrong image.
+    """
     process = prepared.process
     return Trainer(
         prepared.matcher,
@@ -135,7 +146,7 @@ def make_trainer(prepared: Prepared, reporter: Reporter, folder: RunFolder | Non
         device=process.device,
         folder=folder,
         validate=lambda matcher: validation_metrics(matcher, prepared.val, prepared.vocabulary),
-        observer=NoiseWatch(prepared.true_image),
+        observer=observer or NoiseWatch(prepared.true_image),
         reporter=reporter,
         model_facts=prepared.model_facts(),
         process=(process.rank, process.world),

@@ -221,7 +221,7 @@ def test_the_best_model_is_judged_and_not_the_last(monkeypatch: pytest.MonkeyPat
         falling = np.linspace(1.0, 0.0, len(pairs))
         return Judgement(match=falling, energy_i2t=falling, energy_t2i=falling)
 
-    monkeypatch.setattr(filter_scenes, "validation_metrics", validated)
+    monkeypatch.setattr("sremkit.experiment.validation_metrics", validated)
     monkeypatch.setattr(filter_scenes, "judge_pairs", judging)
     recipe = filter_recipe("infonce", "vse-infty", 0, [*TINY, "training.epochs=2"])
     row = run_cell(recipe, MIXED)

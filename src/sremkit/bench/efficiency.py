@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from sremkit.bench.methods import method_recipe
+from sremkit.bench.methods import method_recipe, name_and_place
 from sremkit.bench.published import published_efficiency
 from sremkit.bench.tables import Table
 from sremkit.experiment import make_trainer, peak_memory_mb, prepare
@@ -41,8 +41,7 @@ def measure_efficiency(
     Args:
         data: first part of the recipes' names, with where the data lies if not in its usual place: "f30k:/path".
     """
-    data, _, source = data.partition(":")
-    located = [f"data.source={source}"] if source else []
+    data, located = name_and_place(data)
     length = ["training.warmup_epochs=1", f"training.epochs={epochs}", f"training.decay_after={epochs}"]
     rows = []
     for method in methods:

@@ -29,13 +29,11 @@ from sremkit.bench.tables import Table
 from sremkit.data.scenes import mismatched_scenes
 from sremkit.errors import UserError
 from sremkit.evaluation.judging import judge_pairs
-from sremkit.evaluation.scoring import validation_metrics
-from sremkit.experiment import Prepared, make_batches, prepare
+from sremkit.experiment import Prepared, make_trainer, prepare
 from sremkit.methods import Method
 from sremkit.methods.srem_plus import SREMPlus
 from sremkit.recipes import Recipe, load_recipe
 from sremkit.settings import suggestion
-from sremkit.training.loop import Trainer
 from sremkit.training.progress import Silent
 
 MODELS = {
@@ -131,16 +129,8 @@ def run_cell(recipe: Recipe, mismatches: Mismatches) -> dict[str, Any]:
     prepared, kind = prepare_mismatched(recipe, mismatches)
     used = mismatches.used(kind)
     history: list[dict[str, Any]] = []
-    trainer = Trainer(
-        prepared.matcher,
-        prepared.method,
-        make_batches(replace(prepared, train=prepared.train.select(used))),
-        recipe.training,
-        device=prepared.process.device,
-        validate=lambda matcher: validation_metrics(matcher, prepared.val, prepared.vocabulary),
-        observer=KindWatch(kind[used]),
-        reporter=Silent(history),
-    )
+    trained = replace(prepared, train=prepared.train.select(used))
+    trainer = make_trainer(trained, Silent(history), observer=KindWatch(kind[used]))
     trainer.run()
     best, last = max(history, key=lambda row: row["val/rsum"]), history[-1]
     assert trainer.best_weights is not None

@@ -54,8 +54,7 @@ def method_cells(
         data: first part of the recipes' names, with where the data lies if not in its usual place: "f30k:/path".
         backbones: names; of a mean such as "saf+sgr" both members are cells.
     """
-    data, _, source = data.partition(":")
-    located = [f"data.source={source}"] if source else []
+    data, located = name_and_place(data)
     cells = []
     for backbone in backbones_to_train(backbones):
         for rate in rates:
@@ -72,6 +71,12 @@ def method_cells(
                     }
                     cells.append((labels, method_recipe(data, backbone, method, settings)))
     return cells
+
+
+def name_and_place(data: str) -> tuple[str, list[str]]:
+    """Of "f30k:/path" the first part of recipes' names, and the override that says where the data lie, if any."""
+    name, _, source = data.partition(":")
+    return name, [f"data.source={source}"] if source else []
 
 
 def method_recipe(data: str, backbone: str, method: str, overrides: Sequence[str]) -> Recipe:

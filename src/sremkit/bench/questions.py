@@ -1,6 +1,6 @@
 """What the paper leaves open in SREM's recipe: one change at a time, under one protocol.
 
-    python -m sremkit.bench.questions --data flickr8k --backbone dual --noise 0.4,0.6 --seeds 3
+    srem bench questions --data flickr8k --backbone dual --noise 0.4,0.6 --seeds 3
     srem bench questions --only threshold,clean-set
 
 Each answer is the recipe with one thing changed, at the same seeds, so at the same wrong pairs and the same first
@@ -13,14 +13,13 @@ the last epoch stands beside it to show what came after.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from sremkit.bench.grid import run_grid, write_csv
 from sremkit.bench.methods import mean_and_deviation
-from sremkit.bench.question_options import add_arguments
 from sremkit.bench.tables import Table
 from sremkit.bench.variants import VariantRecipe
 from sremkit.errors import UnknownNameError, UserError
@@ -177,29 +176,18 @@ def questions_table(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def run(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The whole bench: cells, CSV file, table."""
-    data, _, source = args.data.partition(":")
-    recipe = args.recipe or f"{data}-{args.backbone}-srem"
-    overrides = [*([f"data.source={source}"] if source else []), *args.overrides]
-    answers = choose([name for name in args.only.split(",") if name])
-    rates = [float(rate) for rate in args.noise.split(",")]
-    cells = question_cells(recipe, answers, rates, range(args.seeds), overrides=overrides)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    rows = add_gains(
-        run_grid(cells, args.out.with_suffix(".cells"), side_by_side=args.side_by_side, on_row=_tell)
-    )
-    write_csv(rows, args.out)
-    table = questions_table(rows)
-    print(f"\n{table.as_text()}\n\nwritten to {args.out}")
-    for file in args.table:
-        table.write(file)
-        print(f"           {file}")
+def ask(
+    cells: Sequence[tuple[dict[str, Any], Recipe]], out: Path, *, side_by_side: int = 1
+) -> list[dict[str, Any]]:
+    """Run the cells and write `out` as CSV; finished cells are kept beside it."""
+    rows = run_grid(cells, out.with_suffix(".cells"), side_by_side=side_by_side, on_row=_tell)
+    rows = add_gains(rows)
+    write_csv(rows, out)
     return rows
 
 
 def _check_warmup(recipe: Recipe) -> None:
-    if getattr(recipe.training, "adaptive_warmup", False):
+    if recipe.training.adaptive_warmup:
         raise UserError(
             "training.adaptive_warmup is on, and only some of the answers could end their warm-up early; leave it "
             "out, and set training.warmup_epochs, so that all of them start alike"
@@ -218,20 +206,3 @@ def _tell(row: dict[str, Any]) -> None:
         f"(last {row['last_val_rsum']:.1f}), {row['seconds']:.0f} s",
         flush=True,
     )
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m sremkit.bench.questions",
-        description=__doc__.split("\n")[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add_arguments(parser)
-    try:
-        run(parser.parse_args(arguments))
-    except UserError as problem:
-        parser.exit(2, f"{problem}\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -73,9 +73,12 @@ def _add_ablation(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_questions(parser: argparse.ArgumentParser) -> None:
-    from sremkit.bench.question_options import add_arguments as add_options
-
-    add_options(parser)
+    parser.add_argument("--data", default="flickr8k", help="first part of the recipe's name, or NAME:PATH")
+    parser.add_argument("--backbone", default="dual", help="second part of the recipe's name")
+    parser.add_argument("--recipe", help="name or file, in the place of DATA-BACKBONE-srem")
+    parser.add_argument("--noise", default="0.4,0.6", help="comma-separated rates")
+    parser.add_argument("--only", default="", help="comma-separated questions or answers; all without it")
+    _add_grid(parser, out="runs/bench-questions.csv")
     parser.set_defaults(act=_questions)
 
 
@@ -209,9 +212,17 @@ def _ablation(args: argparse.Namespace) -> None:
 
 
 def _questions(args: argparse.Namespace) -> None:
-    from sremkit.bench.questions import run as ask
+    from sremkit.bench.methods import name_and_place
+    from sremkit.bench.questions import ask, choose, question_cells, questions_table
 
-    ask(args)
+    data, located = name_and_place(args.data)
+    recipe = args.recipe or f"{data}-{args.backbone}-srem"
+    answers = choose([name for name in args.only.split(",") if name])
+    rates = [float(rate) for rate in args.noise.split(",")]
+    overrides = [*located, *args.overrides]
+    cells = question_cells(recipe, answers, rates, range(args.seeds), overrides=overrides)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    _show(questions_table(ask(cells, args.out, side_by_side=args.side_by_side)), args)
 
 
 def _efficiency(args: argparse.Namespace) -> None:
