@@ -32,6 +32,7 @@ from sremkit.training.loop import Trainer
 from sremkit.training.processes import Process, this_process
 from sremkit.training.progress import Several
 from sremkit.training.run_folder import RunFolder, describe_environment
+from sremkit.training.step import number_format
 from sremkit.training.tensorboard import TensorBoardWriter
 from sremkit.training.watching import Observer, Reporter
 
@@ -209,7 +210,9 @@ def evaluate_runs(
     total = torch.zeros(pairs.num_images, len(pairs), dtype=torch.float64)
     for folder in folders:
         matcher, vocabulary = load_best(folder)
-        scores = score_pairs(matcher.to(this_process(device).device), pairs, vocabulary)
+        place = this_process(device).device
+        with number_format(load_recipe(folder.config).training.precision, place):  # as it was validated
+            scores = score_pairs(matcher.to(place), pairs, vocabulary)
         # One model is ranked by its logits: their sigmoid could round two different ones to the same number.
         total += scores if len(folders) == 1 else scores.double().sigmoid()
     metrics = retrieval_recall_folds(total, pairs.image_of_text, folds=folds)

@@ -17,6 +17,8 @@ from typing import Any, Literal
 from sremkit.errors import UnknownNameError, UserError
 from sremkit.settings import SettingsError, assign, from_table, parse_assignment, suggestion
 
+Precision = Literal["float32", "tf32", "bf16"]
+
 
 @dataclass(frozen=True)
 class DataSettings:
@@ -67,7 +69,7 @@ class TrainingSettings:
     workers: int = 0  # threads that read ahead; on a GPU there are four at least
     device: str = "auto"
     threads: int | None = None  # of the processor; all cores when absent
-    precision: Literal["float32", "tf32", "bf16"] = "float32"
+    precision: Precision = "float32"
     compile: bool = False  # torch.compile; on a GPU, for SAF and SGR, what stands around their kernels
     recorded: bool = False  # replay steps as CUDA graphs: for steps that take the host longer than the device
     micro_batch: int | None = None  # encode in pieces of this size to save memory (dual encoders only)

@@ -48,6 +48,12 @@ def test_finished_cells_are_kept_and_the_order_is_that_of_the_cells(tmp_path: Pa
     assert len(rows[0]["history"]) == 2
 
 
+def test_the_memory_of_a_cell_is_that_of_its_training(monkeypatch) -> None:
+    peak = iter([300.0, 500.0, 9000.0])  # before the validation of each epoch, and then no more
+    monkeypatch.setattr(grid, "peak_memory_mb", lambda device: next(peak))
+    assert grid.run_cell(tiny())["peak_memory_mb"] == 500.0
+
+
 def test_cells_side_by_side_give_the_same_rows(tmp_path: Path) -> None:
     cells = [({"seed": seed}, tiny(training__seed=seed)) for seed in (0, 1)]
     alone = grid.run_grid(cells, tmp_path / "alone")

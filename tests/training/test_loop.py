@@ -236,6 +236,15 @@ def test_lower_precision_learns_as_well(precision: str) -> None:
     assert lower.rows[-1]["loss"] == pytest.approx(full.rows[-1]["loss"], rel=0.05)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_it_is_validated_in_the_precision_of_its_training(precision: str) -> None:
+    seen = []
+    trainer = tiny.tiny_trainer(epochs=1, precision=precision)
+    trainer.validate = lambda matcher: seen.append(torch.is_autocast_enabled("cpu")) or {"rsum": 1.0}
+    trainer.run()
+    assert set(seen) == {precision == "bf16"}
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on the CPU")
 def test_a_compiled_model_trains_alike() -> None:
     eager, compiled = Listener(), Listener()

@@ -29,8 +29,10 @@ from sremkit.evaluation.crowd import FILE, crowd_agreement
 from sremkit.evaluation.judging import judge_pairs
 from sremkit.evaluation.scoring import score_pairs
 from sremkit.experiment import Prepared, describe_noise, make_trainer, peak_memory_mb, prepare, read_split
+from sremkit.models import Matcher
 from sremkit.recipes import DataSettings, Recipe, recipe_to_toml
 from sremkit.training.checkpoint import replace_file
+from sremkit.training.loop import Trainer
 from sremkit.training.progress import Silent
 
 
@@ -102,18 +104,21 @@ def run_cell(recipe: Recipe, threads: int | None = None, keep_scores: Path | Non
     prepared = prepare(recipe)
     history: list[dict[str, Any]] = []
     trainer = make_trainer(prepared, Silent(history))
+    peaks = _training_peaks(trainer)
     trainer.run()
     last_rsum = history[-1]["val/rsum"]
     assert trainer.best_weights is not None
     prepared.matcher.load_state_dict(trainer.best_weights)
     test = read_split(recipe.data, recipe.data.test_split)
-    scores = score_pairs(prepared.matcher, test, prepared.vocabulary)
+    with trainer.step.precision():  # as it was validated
+        scores = score_pairs(prepared.matcher, test, prepared.vocabulary)
+        train_auroc = _detection(prepared)
     row = {
         "val_rsum": max(r["val/rsum"] for r in history),
         "last_val_rsum": last_rsum,
         "best_epoch": max(history, key=lambda r: r["val/rsum"])["epoch"] + 1,
         **final_metrics(scores, test, recipe.data),
-        "train_auroc": _detection(prepared),
+        "train_auroc": train_auroc,
         "selected": _mean(history[-1], "selected_i2t", "selected_t2i"),
         "selected_wrong": history[-1].get("selected_wrong"),
         "noisy_gradient_ratio": history[-1].get("noisy_gradient_ratio"),
@@ -121,7 +126,7 @@ def run_cell(recipe: Recipe, threads: int | None = None, keep_scores: Path | Non
         "networks": prepared.method.networks,
         "filter_seconds_per_epoch": sum(r["time/filter_seconds"] for r in history) / len(history),
         "seconds_per_epoch": sum(r["time/train_seconds"] for r in history) / len(history),
-        "peak_memory_mb": peak_memory_mb(prepared.process.device),
+        "peak_memory_mb": max(peaks),
         "seconds": time.monotonic() - started,
         "device": str(prepared.process.device),
         **{f"noise_{key}": value for key, value in describe_noise(prepared.noise).items()},
@@ -171,6 +176,25 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 def read_row(folder: Path, key: str) -> dict[str, Any]:
     """What a finished cell found."""
     return json.loads(row_file(folder, key).read_text(encoding="utf-8"))
+
+
+def _training_peaks(trainer: Trainer) -> list[float]:
+    """Filled by each epoch's peak of memory, without validation, whose blocks take what is free.
+
+    On the processor it is that of the whole process so far.
+    """
+    peaks: list[float] = []
+    validate, device = trainer.validate, trainer.device
+
+    def apart(matcher: Matcher) -> dict[str, float]:
+        peaks.append(peak_memory_mb(device))
+        metrics = {} if validate is None else validate(matcher)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        return metrics
+
+    trainer.validate = apart
+    return peaks
 
 
 def _detection(prepared: Prepared) -> float:

@@ -238,7 +238,8 @@ def trimmed_width(mask: Tensor) -> int:
 def _memory_limit(device: torch.device) -> int:
     if device.type != "cuda":
         return 512 << 20
-    return min(16 << 30, torch.cuda.mem_get_info(device)[0] // 4)
+    # More than a few gigabytes makes no block faster, and others may share the device.
+    return min(4 << 30, torch.cuda.mem_get_info(device)[0] // 4)
 
 
 def _block_side(memory_limit: int, *, bytes_per_pair: int) -> int:

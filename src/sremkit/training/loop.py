@@ -198,7 +198,8 @@ class Trainer:
         if self.observer is not None:
             row |= self.observer.finish_epoch()
         started = time.perf_counter()
-        metrics = self.validate(self.evaluated) if self.validate is not None else {}
+        with self.step.precision():
+            metrics = self.validate(self.evaluated) if self.validate is not None else {}
         row |= {f"val/{name}": value for name, value in metrics.items()}
         row["time/train_seconds"] = position.train_seconds
         row["time/filter_seconds"] = position.filter_seconds

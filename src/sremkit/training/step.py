@@ -11,7 +11,7 @@ from sremkit.data.batch import Batch
 from sremkit.methods import Method
 from sremkit.models.matcher import Matcher
 from sremkit.objectives import Loss
-from sremkit.recipes import TrainingSettings
+from sremkit.recipes import Precision, TrainingSettings
 from sremkit.training.distributed import join_ids, sum_gradients
 from sremkit.training.scorers import scorer_for
 
@@ -75,10 +75,14 @@ class OptimizerStep:
         return StepOutcome(batch, loss.detach(), terms, extra, self.scorer.take_pull())
 
     def precision(self) -> torch.autocast:
-        """The number format of this training, for products outside of steps too.
+        """The number format of this training, for products outside of steps too."""
+        return number_format(self.settings.precision, self.device)
 
-        Without a memory of weights in half precision: inside of another region of this kind it would outlive the
-        step, and steps would go on from the first weights; and a recording must not hold it.
-        """
-        half = self.settings.precision == "bf16"
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=half, cache_enabled=False)
+
+def number_format(precision: Precision, device: torch.device) -> torch.autocast:
+    """What products are computed in, inside the block.
+
+    Without a memory of weights in half precision: inside of another region of this kind it would outlive a step, and
+    steps would go on from the first weights; and a recording must not hold it.
+    """
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
