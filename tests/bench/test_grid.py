@@ -81,3 +81,16 @@ def test_the_methods_bench_writes_csv_and_a_table(tmp_path: Path, monkeypatch) -
     assert "±" in lines[-1]
     assert len(list((tmp_path / "bench.cells").iterdir())) == 8
     json.loads(next((tmp_path / "bench.cells").iterdir()).read_text())
+
+
+def test_steps_are_recorded_for_those_methods_that_can_be() -> None:
+    cells = method_cells(
+        "flickr8k",
+        ["sgr"],
+        ["ncr", "mscn"],
+        [0.4],
+        [0],
+        overrides=["training.recorded=true", "training.clip=1.0"],
+    )
+    assert [recipe.training.recorded for _, recipe in cells] == [True, False]
+    assert [recipe.training.clip for _, recipe in cells] == [1.0, 1.0]

@@ -20,7 +20,7 @@ def expected_labels(stage: Stage, network: int) -> list[float]:
     return oracle.labels(views, network, clean, probability, 0.2)
 
 
-def expected_total(stage: Stage, *, with_noisy: bool) -> float:
+def expected_total(stage: Stage, *, with_noisy: bool, negatives: str = "hardest") -> float:
     return sum(
         oracle.loss(
             stage.trained[network].sigmoid().tolist(),
@@ -29,6 +29,7 @@ def expected_total(stage: Stage, *, with_noisy: bool) -> float:
             0.2,
             10.0,
             with_noisy,
+            negatives,
         )
         for network in (0, 1)
     )
@@ -36,9 +37,11 @@ def expected_total(stage: Stage, *, with_noisy: bool) -> float:
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("with_noisy", [False, True])
-def test_the_loss_is_the_oracles(seed: int, with_noisy: bool) -> None:
-    stage = Stage("ncr", seed=seed, noisy_after=0 if with_noisy else 1)
-    assert stage.total().item() == pytest.approx(expected_total(stage, with_noisy=with_noisy), rel=1e-10)
+@pytest.mark.parametrize("negatives", ["hardest", "mean"])
+def test_the_loss_is_the_oracles(seed: int, with_noisy: bool, negatives: str) -> None:
+    stage = Stage("ncr", seed=seed, noisy_after=0 if with_noisy else 1, negatives=negatives)
+    expected = expected_total(stage, with_noisy=with_noisy, negatives=negatives)
+    assert stage.total().item() == pytest.approx(expected, rel=1e-10)
 
 
 def side_of(stage: Stage, network: int) -> Side:

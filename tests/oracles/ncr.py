@@ -42,13 +42,19 @@ def labels(
 
 
 def loss(
-    s: Matrix, label: list[float], clean: list[bool], margin: float, base: float, with_noisy: bool
+    s: Matrix,
+    label: list[float],
+    clean: list[bool],
+    margin: float,
+    base: float,
+    with_noisy: bool,
+    negatives: str = "hardest",
 ) -> float:
-    """Of one network: hardest hinges among the clean pairs and, if wanted, among the noisy ones."""
+    """Of one network: hinges among the clean pairs and, if wanted, among the noisy ones."""
     total = 0.0
     for side in (True, False):
         rows = [i for i, c in enumerate(clean) if c == side]
         if rows and (side or with_noisy):
             soft = [soft_margin(label[i], margin, "exponential", base) for i in rows]
-            total += math.fsum(triplet(part(s, rows), soft, "hardest"))
+            total += math.fsum(triplet(part(s, rows), soft, negatives))
     return total

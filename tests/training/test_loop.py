@@ -53,6 +53,7 @@ def test_warm_up_then_training_then_decay() -> None:
     assert rates == pytest.approx([3e-3] * 5 + [3e-4] * 3)
     assert listener.rows[0]["ranking_i2t"] == 0.0  # the warm-up is complementary learning alone
     assert listener.rows[-1]["ranking_i2t"] > 0.0
+    assert 0.0 < listener.rows[-1]["weight_i2t"] < 1.0
     assert listener.steps[:7] == [(0, 1, 6), (0, 2, 6), (0, 3, 6), (0, 4, 6), (0, 5, 6), (0, 6, 6), (1, 1, 6)]
 
 
@@ -164,6 +165,12 @@ def test_collapse_is_said_in_words() -> None:
     chance = {"rsum": 4.0, "score_spread": 1.0, "chance_rsum": 3.2}
     tiny.tiny_trainer(reporter=listener, validate=lambda _: chance, epochs=1).run()
     assert "at chance (4.0, guessing gives 3.2)" in listener.warnings[0]
+    listener = Listener()
+    recalls = iter([200.0, 200.8, 101.0, 18.7])  # two epochs of warm-up, two after it
+    falling = lambda _: {"rsum": next(recalls), "score_spread": 0.013, "chance_rsum": 3.2}  # noqa: E731
+    tiny.tiny_trainer(reporter=listener, validate=falling, epochs=2).run()
+    assert len(listener.warnings) == 1
+    assert "fallen to 18.7 from 200.8" in listener.warnings[0]
 
 
 def test_pieces_give_the_gradients_of_the_whole_batch() -> None:

@@ -53,6 +53,7 @@ def method_cells(
     Args:
         data: first part of the recipes' names, with where the data lies if not in its usual place: "f30k:/path".
         backbones: names; of a mean such as "saf+sgr" both members are cells.
+        overrides: settings on top; `training.recorded` is left out for methods whose steps cannot be recorded.
     """
     data, located = name_and_place(data)
     cells = []
@@ -61,7 +62,7 @@ def method_cells(
             for method in methods:
                 for seed in seeds:
                     settings = [f"noise.rate={rate}", f"noise.protocol={protocol}", f"noise.seed={seed}"]
-                    settings += [f"training.seed={seed}", *located, *overrides]
+                    settings += [f"training.seed={seed}", *located, *_for_method(method, overrides)]
                     labels = {
                         "data": data,
                         "backbone": backbone,
@@ -71,6 +72,11 @@ def method_cells(
                     }
                     cells.append((labels, method_recipe(data, backbone, method, settings)))
     return cells
+
+
+def _for_method(method: str, overrides: Sequence[str]) -> list[str]:
+    can = METHODS[method].recordable
+    return [override for override in overrides if can or not override.startswith("training.recorded=")]
 
 
 def name_and_place(data: str) -> tuple[str, list[str]]:

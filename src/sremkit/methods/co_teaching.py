@@ -25,7 +25,7 @@ from sremkit.models.matcher import Encoded, evaluating
 from sremkit.objectives import Loss
 from sremkit.objectives.candidates import distinct_images
 from sremkit.objectives.soft_margin import Shape, soft_margin
-from sremkit.objectives.triplet import triplet
+from sremkit.objectives.triplet import Reduction, triplet
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +64,7 @@ class CoTeaching(Method):
         margin: of a pair that is fully believed, in units of the similarity.
         margin_shape: how the margin grows with the label.
         margin_base: of the exponential shape.
+        negatives: after the warm-up a pair is ranked against its "hardest" negative as published, or the "mean".
         noisy_after: epochs after the warm-up in which noisy pairs are left alone; published: half of them.
         mask_repeated_images: two captions of one image in a batch are nobody's negatives.
     """
@@ -77,6 +78,7 @@ class CoTeaching(Method):
         margin: float = 0.2,
         margin_shape: Shape = "exponential",
         margin_base: float = 10.0,
+        negatives: Reduction = "hardest",
         noisy_after: int = 20,
         mask_repeated_images: bool = True,
     ) -> None:
@@ -84,6 +86,7 @@ class CoTeaching(Method):
         self.margin = margin
         self.margin_shape: Shape = margin_shape
         self.margin_base = margin_base
+        self.negatives: Reduction = negatives
         self.noisy_after = noisy_after
         self.mask_repeated_images = mask_repeated_images
         self.probability = torch.zeros(2, 0)  # (2, n): how likely each network finds each pair clean
@@ -134,7 +137,7 @@ class CoTeaching(Method):
             with torch.no_grad():
                 label = self.labels(views, network, side)
             margin = soft_margin(label, margin=self.margin, shape=self.margin_shape, base=self.margin_base)
-            hinges = triplet(scores[network], margin=margin, reduction="hardest", valid=side.valid)
+            hinges = triplet(scores[network], margin=margin, reduction=self.negatives, valid=side.valid)
             used = torch.ones_like(side.clean) if with_noisy else side.clean
             losses.append((hinges * used).sum())
             labels.append(label.mean())

@@ -27,6 +27,7 @@ class NCR(CoTeaching):
         margin: of a pair that is fully believed, in units of the similarity.
         margin_shape: how the margin grows with the label: exponential, linear or sine.
         margin_base: of the exponential shape.
+        negatives: after the warm-up a pair is ranked against its "hardest" negative as published, or the "mean".
         noisy_after: epochs after the warm-up in which noisy pairs are left alone; published: half of them.
         mask_repeated_images: two captions of one image in a batch are nobody's negatives.
     """

@@ -19,6 +19,7 @@ from sremkit.data.batches import Batches
 from sremkit.data.prefetch import brought, prefetched
 from sremkit.methods import Method, Pairing, Surroundings
 from sremkit.models.encoding import encode_everything
+from sremkit.models.masking import masked_mean
 from sremkit.models.matcher import Matcher
 from sremkit.objectives import Loss, Terms
 from sremkit.recipes import TrainingSettings
@@ -207,7 +208,7 @@ class Trainer:
         row["time/pairs_per_second"] = len(self.batches.pairs) / max(position.train_seconds, 1e-9)
         self._keep_if_best(metrics.get("rsum", float(position.step)), row)
         if self.rank == 0 and self.reporter is not None and not warmup:
-            for sentence in signs_of_collapse(metrics):
+            for sentence in signs_of_collapse(metrics, best_rsum=position.best_score):
                 self.reporter.warn(sentence)
         if self.rank == 0 and self.folder is not None:
             self.folder.append_metrics(row)
@@ -293,6 +294,9 @@ def _selected(terms: Loss) -> dict[str, Tensor]:
     return {
         "selected_i2t": terms.clean_i2t.float().mean(),
         "selected_t2i": terms.clean_t2i.float().mean(),
+        # Near 0 where rows are flat: then nothing pulls pairs together.
+        "weight_i2t": masked_mean(terms.weight_i2t, terms.clean_i2t, dim=0),
+        "weight_t2i": masked_mean(terms.weight_t2i, terms.clean_t2i, dim=0),
     }
 
 

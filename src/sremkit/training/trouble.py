@@ -44,8 +44,12 @@ def how_to_go_on(step: int, folder: RunFolder | None) -> str:
     return f"stopped after {step} steps and saved; go on with `srem train --resume {folder.path}`"
 
 
-def signs_of_collapse(metrics: dict[str, float]) -> list[str]:
-    """What a validation after the warm-up says of a model that learns nothing, or nothing any more."""
+def signs_of_collapse(metrics: dict[str, float], *, best_rsum: float) -> list[str]:
+    """What a validation after the warm-up says of a model that learns nothing, or nothing any more.
+
+    Args:
+        best_rsum: of the run so far.
+    """
     if metrics.get("score_spread", 1.0) < 1e-4:
         return [
             "the model has collapsed: all images score alike with all texts. A lower learning rate, a "
@@ -55,6 +59,11 @@ def signs_of_collapse(metrics: dict[str, float]) -> list[str]:
         return [
             f"validation recall is at chance ({metrics['rsum']:.1f}, guessing gives "
             f"{metrics['chance_rsum']:.1f}): nothing has been learnt so far"
+        ]
+    if metrics.get("rsum", math.inf) < best_rsum / 2:
+        return [
+            f"validation R_sum has fallen to {metrics['rsum']:.1f} from {best_rsum:.1f}, whose model is kept as the "
+            "best. A longer warm-up or a lower learning rate after it may help; going on will hardly"
         ]
     return []
 
