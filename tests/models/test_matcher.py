@@ -12,6 +12,7 @@ import torch
 from small_models import SMALL, make_items, small_matcher
 from sremkit.errors import DataError, UnknownNameError
 from sremkit.models import Encoded, Matcher, build_matcher
+from sremkit.models.matcher import block_of
 
 
 def test_score_all_reports_its_progress_up_to_the_end() -> None:
@@ -22,6 +23,21 @@ def test_score_all_reports_its_progress_up_to_the_end() -> None:
     )
     # Texts 3 + 2, each in image blocks of 2, 2, 1: 3·2, 3·4, 3·5, then 15 + 2·2, 15 + 2·4, 15 + 2·5
     assert told == [(6, 25), (12, 25), (15, 25), (19, 25), (23, 25), (25, 25)]
+
+
+@pytest.mark.parametrize(
+    ("num_images", "pairs", "expected"),
+    [
+        (1000, 640_000, (500, 1280)),  # square blocks of 800 would leave 200 images to a second row of them
+        (1000, 1_280_000, (1000, 1280)),
+        (3, 1_000_000, (3, 333_333)),
+        (10, 0, (1, 1)),
+    ],
+)
+def test_a_block_holds_its_pairs_with_the_images_in_equal_parts(
+    num_images: int, pairs: int, expected: tuple[int, int]
+) -> None:
+    assert block_of(num_images, pairs=pairs) == expected
 
 
 @pytest.mark.parametrize("image_chunk", [1, 2, 4, 9])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -182,7 +183,7 @@ class Matcher(nn.Module):
 
         Args:
             memory_limit: bytes that one block may take beside inputs and result; sets the chunks. Half a
-                gigabyte on the processor when absent, a quarter of what is free on a GPU.
+                gigabyte on the processor when absent, a quarter of what is free on a GPU, 8 GB at most.
             image_chunk: images compared at once, if you would rather say so yourself.
             text_chunk: texts compared at once, likewise.
             progress: called after each block with the number of pairs done and in all.
@@ -196,8 +197,8 @@ class Matcher(nn.Module):
         lengths = texts.lengths.cpu()
         order = lengths.argsort(descending=True, stable=True)
         limit = memory_limit or _memory_limit(device)
-        side = _block_side(limit, bytes_per_pair=4 * self.floats_per_pair(images, texts))
-        image_chunk, text_chunk = image_chunk or side, text_chunk or side
+        chunks = block_of(n, pairs=limit // (4 * self.floats_per_pair(images, texts)))
+        image_chunk, text_chunk = image_chunk or chunks[0], text_chunk or chunks[1]
         images = images.trimmed()
         scores: Tensor | None = None  # made when the first block shows its number format
         with evaluating(self):
@@ -238,9 +239,11 @@ def trimmed_width(mask: Tensor) -> int:
 def _memory_limit(device: torch.device) -> int:
     if device.type != "cuda":
         return 512 << 20
-    # More than a few gigabytes makes no block faster, and others may share the device.
-    return min(4 << 30, torch.cuda.mem_get_info(device)[0] // 4)
+    return min(8 << 30, torch.cuda.mem_get_info(device)[0] // 4)  # others may share the device
 
 
-def _block_side(memory_limit: int, *, bytes_per_pair: int) -> int:
-    return max(1, int((memory_limit / bytes_per_pair) ** 0.5))
+def block_of(num_images: int, *, pairs: int) -> tuple[int, int]:
+    """Images and texts of a block of about so many pairs: nearly square, and the images in equal parts."""
+    side = max(1, math.isqrt(pairs))
+    image_chunk = math.ceil(num_images / math.ceil(num_images / side))
+    return image_chunk, max(1, pairs // image_chunk)
