@@ -294,7 +294,7 @@ def _selected(terms: Loss) -> dict[str, Tensor]:
     return {
         "selected_i2t": terms.clean_i2t.float().mean(),
         "selected_t2i": terms.clean_t2i.float().mean(),
-        # Near 0 where rows are flat: then nothing pulls pairs together.
+        # Small where rows are flat: then pairs are pulled less than their hard negatives are pushed.
         "weight_i2t": masked_mean(terms.weight_i2t, terms.clean_i2t, dim=0),
         "weight_t2i": masked_mean(terms.weight_t2i, terms.clean_t2i, dim=0),
     }
