@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from sremkit.evaluation import detection_metrics
 from sremkit.evaluation.judging import judge_pairs
 from sremkit.evaluation.scoring import chance_rsum, encode_pairs, score_pairs, validation_metrics
 from sremkit.models import build_matcher
+from sremkit.models.encoding import encode_everything
 from training import tiny
 
 
@@ -51,6 +54,36 @@ def test_shards_together_encode_everything_once(scenes) -> None:
     assert [len(part.texts) for part in parts] == [12, 11, 11, 11]
     images = torch.cat([part.images.local for part in parts])
     torch.testing.assert_close(images, whole.images.local)
+
+
+def test_each_image_is_read_once(scenes) -> None:
+    pairs, vocabulary, matcher = scenes
+    matcher.float().eval()
+    read: list[int] = []
+
+    class Counted:
+        dim = pairs.image_features.dim
+        __len__ = pairs.image_features.__len__
+
+        def rows(self, indices: np.ndarray):
+            read.extend(indices.tolist())
+            return pairs.image_features.rows(indices)
+
+    scores = score_pairs(matcher, replace(pairs, image_features=Counted()), vocabulary)
+    assert read == list(range(9))
+    torch.testing.assert_close(scores, score_pairs(matcher, pairs, vocabulary))
+
+
+def test_some_texts_alone_are_encoded_as_among_all(scenes) -> None:
+    pairs, vocabulary, matcher = scenes
+    matcher.float().eval()
+    batches = Batches(pairs, batch_size=4, vocabulary=vocabulary)
+    rows = np.array([40, 3, 17])
+    some = encode_everything(matcher, batches, text_rows=rows)
+    everything = encode_everything(matcher, batches)
+    assert len(some.images) == 9
+    expected = everything.texts[torch.from_numpy(rows)].trimmed()
+    torch.testing.assert_close(some.texts.trimmed().local, expected.local)
 
 
 def test_guessing_gives_what_a_random_order_gives() -> None:

@@ -70,8 +70,35 @@ def test_a_rematched_text_comes_with_its_new_image_and_weight_and_is_not_remembe
     assert not method.memory[20].isnan()
 
 
+def test_in_turns_a_text_keeps_what_it_found_until_it_looks_again() -> None:
+    trainer = tiny.tiny_trainer(method="srem-plus", method_options={"rematch_among": 400, "rematch_turns": 2})
+    method = trainer.method
+    method.start(trainer.surroundings())
+    given = torch.from_numpy(trainer.batches.pairs.image_of_text.copy())
+    method.belief[:] = 0.1  # every text looks for its image, and may have any
+    texts_of = []
+    encode = method.pairing.encode
+    method.pairing = method.pairing._replace(
+        encode=lambda texts: texts_of.append(texts.tolist()) or encode(texts)
+    )
+    method.begin_epoch(2, warmup=False)
+    first = method.image_of_text.clone()
+    assert set(texts_of[0]) == set(range(0, len(given), 2))
+    assert torch.equal(first[1::2], given[1::2])
+    assert (first[::2] != given[::2]).any()
+    method.belief[0] = 1.0  # believed again, as it was given
+    method.begin_epoch(3, warmup=False)
+    second = method.image_of_text
+    assert set(texts_of[1]) == set(range(1, len(given), 2))
+    assert int(second[0]) == int(given[0])
+    assert torch.equal(second[2::2], first[2::2])
+    assert (second[1::2] != given[1::2]).any()
+    with pytest.raises(ValueError, match="rematch_turns must be at least 1"):
+        build_method("srem-plus", rematch_turns=0)
+
+
 def test_a_stopped_run_goes_on_with_its_rematched_texts(tmp_path: Path) -> None:
-    chosen = {"rematch_among": 5, "least_separation": 0.0}
+    chosen = {"rematch_among": 5, "rematch_turns": 2, "least_separation": 0.0}
     options = {"method": "srem-plus", "method_options": chosen, "average": 0.9, "epochs": 3}
     options |= {"pairs": tiny.tiny_pairs(num_images=100)}  # 13 batches an epoch
     whole = RunFolder.create(tmp_path / "whole", config="")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -140,6 +141,10 @@ class Batches:
         """These images alone, each once, without texts; their pair numbers are -1."""
         return self._collection.read_images(np.asarray(image_rows, dtype=np.int64))
 
+    def take_texts(self, pair_ids: np.ndarray) -> Batch:
+        """The texts of these pairs alone; their images are not read."""
+        return self._collection.read_texts(np.asarray(pair_ids, dtype=np.int64))
+
 
 class WordNumbers:
     """Every text as word numbers, encoded once and kept flat: 566,000 captions take some 30 MB."""
@@ -188,20 +193,19 @@ class _Collection(Dataset[Batch]):
         return self._read(rows, skipped, place=place)
 
     def _read(self, rows: np.ndarray, skipped: tuple[str, ...] = (), *, place: Place | None = None) -> Batch:
-        image_rows = self.image_of_text[rows]
-        images, region_mask = _as_tensors(self.image_features, image_rows, place)
+        images, region_mask = _as_tensors(self.image_features, self.image_of_text[rows], place)
+        return replace(self.read_texts(rows), images=images, region_mask=region_mask, skipped=skipped)
+
+    def read_texts(self, rows: np.ndarray) -> Batch:
         sentences, _ = _as_tensors(self.text_features, rows)
         words, word_mask = (None, None) if self.words is None else self.words.padded(rows)
         return Batch(
             pair_id=torch.from_numpy(np.ascontiguousarray(rows)),
-            image_id=torch.from_numpy(image_rows),
-            images=images,
-            region_mask=region_mask,
+            image_id=torch.from_numpy(self.image_of_text[rows]),
             words=words,
             word_mask=word_mask,
             sentences=sentences,
             most_words=None if word_mask is None else int(word_mask.sum()),
-            skipped=skipped,
         )
 
     def read_images(self, image_rows: np.ndarray) -> Batch:

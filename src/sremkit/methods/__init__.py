@@ -27,7 +27,7 @@ class Pairing(NamedTuple):
     """Which image each text was given with, and how to change it."""
 
     image_of_text: Tensor  # (num_pairs,) as given
-    encode_all: Callable[[], tuple[Matcher, EncodedPairs]]  # by the model that counts, and that model
+    encode: Callable[[Tensor], tuple[Matcher, EncodedPairs]]  # the model that counts; all images, these texts
     give_images: Callable[[Tensor], None]  # from now on the texts come with these images
 
 

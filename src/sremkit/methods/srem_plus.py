@@ -17,6 +17,8 @@ an image that has its believed texts already may be found by more, and what is b
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -44,6 +46,7 @@ class SREMPlus(Method):
         rematch_among: a text that is not believed is given the image that fits it best, if it is among so
             many of that image's best texts that are not believed; 0 leaves such texts alone. Where fewer texts
             than that are not believed, each of them takes its image.
+        rematch_turns: texts look for their image every so many epochs, in turns, and keep what they found till then.
         rematch_weight: how far such a new pair is believed.
         warmup_power: warm up by generalised cross-entropy with this power, in the place of complementary learning.
         mask_repeated_images: two captions of one image in a batch are nobody's negatives.
@@ -58,18 +61,22 @@ class SREMPlus(Method):
         sharpness: float = 0.0,
         least_separation: float = 1.5,
         rematch_among: int = 0,
+        rematch_turns: int = 1,
         rematch_weight: float = 1.0,
         warmup_power: float | None = None,
         mask_repeated_images: bool = True,
     ) -> None:
         if warmup_power is not None:
             check_power(warmup_power)
+        if rematch_turns < 1:
+            raise ValueError(f"rematch_turns must be at least 1, every epoch; got {rematch_turns}")
         self.decay = decay
         self.temperature = temperature
         self.complementary_weight = complementary_weight
         self.sharpness = sharpness
         self.least_separation = least_separation
         self.rematch_among = rematch_among
+        self.rematch_turns = rematch_turns
         self.rematch_weight = rematch_weight
         self.warmup_power = warmup_power
         self.mask_repeated_images = mask_repeated_images
@@ -96,13 +103,15 @@ class SREMPlus(Method):
         self.warming.forget()
         if self.rematch_among == 0:
             return
-        given, encode_all, give_images = self._pairing()
-        seeking = (self.belief < 0.5).nonzero().squeeze(1)
-        self.image_of_text = given.clone()
+        given, encode, give_images = self._pairing()
+        lost = (self.belief < 0.5).cpu()
+        self.image_of_text = torch.where(lost, self.image_of_text, given)
+        has_its_turn = torch.arange(len(lost)) % self.rematch_turns == epoch % self.rematch_turns
+        seeking = (lost & has_its_turn).nonzero().squeeze(1)
         if len(seeking):
-            matcher, (images, texts) = encode_all()
-            partners = find_partners(matcher, images, texts[seeking], among=self.rematch_among)
-            seeking = seeking.cpu()
+            matcher, (images, texts) = encode(seeking)
+            among = math.ceil(self.rematch_among / self.rematch_turns)  # of the texts that have their turn
+            partners = find_partners(matcher, images, texts, among=among)
             self.image_of_text[seeking] = torch.where(partners.is_mutual, partners.image, given[seeking])
         self.rematched = (self.image_of_text != given).to(self.belief.device)
         give_images(self.image_of_text)

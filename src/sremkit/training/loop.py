@@ -18,7 +18,7 @@ from sremkit.data.batch import Batch
 from sremkit.data.batches import Batches
 from sremkit.data.prefetch import brought, prefetched
 from sremkit.methods import Method, Pairing, Surroundings
-from sremkit.models.encoding import encode_everything
+from sremkit.models.encoding import EncodedPairs, encode_everything
 from sremkit.models.masking import masked_mean
 from sremkit.models.matcher import Matcher
 from sremkit.objectives import Loss, Terms
@@ -143,10 +143,14 @@ class Trainer:
             trusted=self.trusted,
             pairing=Pairing(
                 image_of_text=torch.from_numpy(self.batches.pairs.image_of_text),
-                encode_all=lambda: (self.evaluated, encode_everything(self.evaluated, self.batches)),
+                encode=self._encode,
                 give_images=self._give_images,
             ),
         )
+
+    def _encode(self, texts: Tensor) -> tuple[Matcher, EncodedPairs]:
+        matcher = self.evaluated
+        return matcher, encode_everything(matcher, self.batches, text_rows=texts.cpu().numpy())
 
     def _give_images(self, image_of_text: Tensor) -> None:
         self.batches = self.batches.paired_as(image_of_text.numpy())
