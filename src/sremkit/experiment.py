@@ -211,7 +211,7 @@ def evaluate_runs(
     for folder in folders:
         matcher, vocabulary = load_best(folder)
         place = this_process(device).device
-        with number_format(load_recipe(folder.config).training.precision, place):  # as it was validated
+        with number_format(load_recipe(folder.config).training.precision, place):  # bf16 as it was validated
             scores = score_pairs(matcher.to(place), pairs, vocabulary)
         # One model is ranked by its logits: their sigmoid could round two different ones to the same number.
         total += scores if len(folders) == 1 else scores.double().sigmoid()

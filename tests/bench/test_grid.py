@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from sremkit import experiment
 from sremkit.bench import grid
 from sremkit.bench.methods import method_cells, methods_table, run_methods
 from sremkit.recipes import load_recipe
@@ -49,9 +51,29 @@ def test_finished_cells_are_kept_and_the_order_is_that_of_the_cells(tmp_path: Pa
 
 
 def test_the_memory_of_a_cell_is_that_of_its_training(monkeypatch) -> None:
-    peak = iter([300.0, 500.0, 9000.0])  # before the validation of each epoch, and then no more
-    monkeypatch.setattr(grid, "peak_memory_mb", lambda device: next(peak))
+    peak = [300.0]  # before the first validation; each makes it larger
+    monkeypatch.setattr(grid, "peak_memory_mb", lambda device: peak[-1])
+    score_pairs = experiment.validation_metrics
+
+    def validate(*args):
+        peak.append(peak[-1] + 9000.0 if len(peak) > 1 else 500.0)
+        return score_pairs(*args)
+
+    monkeypatch.setattr(experiment, "validation_metrics", validate)
     assert grid.run_cell(tiny())["peak_memory_mb"] == 500.0
+    assert peak == [300.0, 500.0, 9500.0]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_cell_is_tested_in_the_precision_of_its_training(monkeypatch, precision: str) -> None:
+    seen = []
+    for name in ("score_pairs", "judge_pairs"):
+        plain = getattr(grid, name)
+        monkeypatch.setattr(
+            grid, name, lambda *a, plain=plain: seen.append(torch.is_autocast_enabled("cpu")) or plain(*a)
+        )
+    grid.run_cell(tiny(training__precision=precision))
+    assert seen == [precision == "bf16"] * 2
 
 
 def test_cells_side_by_side_give_the_same_rows(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
+from sremkit import experiment
 from sremkit.cli.main import main
 from sremkit.training.run_folder import RunFolder
 
@@ -110,6 +112,22 @@ def test_eval_prints_the_table_and_writes_json(run: Path, capsys) -> None:
     assert result["ensemble"] is False
     assert result["metrics"]["rsum"] > 0
     assert result["noise"]["hash"] in out
+
+
+def test_a_run_in_half_precision_is_evaluated_in_it(run: Path, tmp_path: Path, monkeypatch) -> None:
+    half = tmp_path / "half"
+    assert (
+        main(["train", "scenes-infonce", *TINY, "--set", "training.precision=bf16", "--out", str(half)]) == 0
+    )
+    seen = []
+    score_pairs = experiment.score_pairs
+    monkeypatch.setattr(
+        experiment,
+        "score_pairs",
+        lambda *a: seen.append(torch.is_autocast_enabled("cpu")) or score_pairs(*a),
+    )
+    assert main(["eval", str(run), str(half), "-o", str(tmp_path / "both.json")]) == 0
+    assert seen == [False, True]
 
 
 def test_an_ensemble_is_named_so_and_folds_are_averaged(

@@ -64,8 +64,9 @@ def test_the_division_is_by_betas_unless_normals_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize("with_noisy", [False, True])
-def test_the_loss_is_the_oracles(with_noisy: bool) -> None:
-    stage = Stage("bicro", noisy_after=0 if with_noisy else 1)
+@pytest.mark.parametrize("negatives", ["hardest", "mean"])
+def test_the_loss_is_the_oracles(with_noisy: bool, negatives: str) -> None:
+    stage = Stage("bicro", noisy_after=0 if with_noisy else 1, negatives=negatives)
     expected = sum(
         ncr.loss(
             stage.trained[network].sigmoid().tolist(),
@@ -74,6 +75,7 @@ def test_the_loss_is_the_oracles(with_noisy: bool) -> None:
             0.2,
             10.0,
             with_noisy,
+            negatives,
         )
         for network in (0, 1)
     )

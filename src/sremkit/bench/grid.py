@@ -189,12 +189,17 @@ def _training_peaks(trainer: Trainer) -> list[float]:
     def apart(matcher: Matcher) -> dict[str, float]:
         peaks.append(peak_memory_mb(device))
         metrics = {} if validate is None else validate(matcher)
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
+        _forget_peak(device)
         return metrics
 
+    _forget_peak(device)  # the process may have finished another cell before
     trainer.validate = apart
     return peaks
+
+
+def _forget_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def _detection(prepared: Prepared) -> float:

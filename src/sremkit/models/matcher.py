@@ -183,7 +183,7 @@ class Matcher(nn.Module):
 
         Args:
             memory_limit: bytes that one block may take beside inputs and result; sets the chunks. Half a
-                gigabyte on the processor when absent, a quarter of what is free on a GPU, 8 GB at most.
+                gigabyte on the processor when absent, a quarter of what is free on a GPU.
             image_chunk: images compared at once, if you would rather say so yourself.
             text_chunk: texts compared at once, likewise.
             progress: called after each block with the number of pairs done and in all.
@@ -239,11 +239,11 @@ def trimmed_width(mask: Tensor) -> int:
 def _memory_limit(device: torch.device) -> int:
     if device.type != "cuda":
         return 512 << 20
-    return min(8 << 30, torch.cuda.mem_get_info(device)[0] // 4)  # others may share the device
+    return min(16 << 30, torch.cuda.mem_get_info(device)[0] // 4)
 
 
 def block_of(num_images: int, *, pairs: int) -> tuple[int, int]:
-    """Images and texts of a block of about so many pairs: nearly square, and the images in equal parts."""
+    """Images and texts of a block of so many pairs: images in equal parts, square at most; fewer take more texts."""
     side = max(1, math.isqrt(pairs))
     image_chunk = math.ceil(num_images / math.ceil(num_images / side))
     return image_chunk, max(1, pairs // image_chunk)

@@ -19,13 +19,11 @@ from sremkit.data.batches import Batches
 from sremkit.data.prefetch import brought, prefetched
 from sremkit.methods import Method, Pairing, Surroundings
 from sremkit.models.encoding import EncodedPairs, encode_everything
-from sremkit.models.masking import masked_mean
 from sremkit.models.matcher import Matcher
-from sremkit.objectives import Loss, Terms
 from sremkit.recipes import TrainingSettings
 from sremkit.training.average import AveragedWeights
 from sremkit.training.checkpoint import prefixed
-from sremkit.training.numbers import StepNumbers
+from sremkit.training.numbers import StepNumbers, filter_numbers
 from sremkit.training.recorded import RecordedSteps, records
 from sremkit.training.run_folder import RunFolder
 from sremkit.training.schedule import Position, Schedule
@@ -178,7 +176,7 @@ class Trainer:
         self.statistics.update(pair_id, terms)
         if self.observer is not None:
             self.observer.step(outcome.batch, terms, outcome.pull)
-        numbers = {"loss": outcome.loss, **terms.parts, **outcome.extra, **_selected(terms)}
+        numbers = {"loss": outcome.loss, **terms.parts, **outcome.extra, **filter_numbers(terms)}
         # A recording's own numbers are overwritten by the next step.
         pair_id = pair_id if self.recorded is None else batch.pair_id
         self.numbers.note(self.position.step, pair_id, numbers)
@@ -290,18 +288,6 @@ class Trainer:
     def _report_step(self, epoch: int, steps: int) -> None:
         if self.rank == 0 and self.reporter is not None:
             self.reporter.step(epoch, self.position.step_in_epoch, steps, self._means())
-
-
-def _selected(terms: Loss) -> dict[str, Tensor]:
-    if not isinstance(terms, Terms):
-        return {}
-    return {
-        "selected_i2t": terms.clean_i2t.float().mean(),
-        "selected_t2i": terms.clean_t2i.float().mean(),
-        # Small where rows are flat: then pairs are pulled less than their hard negatives are pushed.
-        "weight_i2t": masked_mean(terms.weight_i2t, terms.clean_i2t, dim=0),
-        "weight_t2i": masked_mean(terms.weight_t2i, terms.clean_t2i, dim=0),
-    }
 
 
 __all__ = ["Observer", "Position", "Reporter", "Trainer"]

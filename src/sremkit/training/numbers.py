@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sremkit.models.masking import masked_mean
+from sremkit.objectives import Loss, Terms
 from sremkit.training.run_folder import RunFolder
 from sremkit.training.trouble import DivergedError, has_diverged, what_diverged
 
@@ -43,3 +45,19 @@ class StepNumbers:
             raise DivergedError(what_diverged(noted.step, values[0], ids, self._folder))
         for name, value in zip(noted.names, values, strict=True):
             sums[name] = sums.get(name, 0.0) + value
+
+
+def filter_numbers(terms: Loss) -> dict[str, Tensor]:
+    """How many pairs SREM's filter selects, and with which weight they are pulled on average.
+
+    The weights that images give, `weight_i2t`, are those of the texts' ranking, and the reverse. Where they are small,
+    rows are flat, and pairs are pulled less than their hard negatives are pushed. Where nobody is selected they are 0.
+    """
+    if not isinstance(terms, Terms):
+        return {}
+    return {
+        "selected_i2t": terms.clean_i2t.float().mean(),
+        "selected_t2i": terms.clean_t2i.float().mean(),
+        "weight_i2t": masked_mean(terms.weight_i2t, terms.clean_t2i, dim=0),
+        "weight_t2i": masked_mean(terms.weight_t2i, terms.clean_i2t, dim=0),
+    }

@@ -80,7 +80,7 @@ class OptimizerStep:
 
 
 def number_format(precision: Precision, device: torch.device) -> torch.autocast:
-    """What products are computed in, inside the block.
+    """Half precision inside the block if that was chosen; else products are what they are in this process.
 
     Without a memory of weights in half precision: inside of another region of this kind it would outlive a step, and
     steps would go on from the first weights; and a recording must not hold it.

@@ -55,15 +55,15 @@ def signs_of_collapse(metrics: dict[str, float], *, best_rsum: float) -> list[st
             "the model has collapsed: all images score alike with all texts. A lower learning rate, a "
             "longer warm-up or another method may help; going on will not"
         ]
-    if metrics.get("rsum", math.inf) < 2 * metrics.get("chance_rsum", 0.0):
-        return [
-            f"validation recall is at chance ({metrics['rsum']:.1f}, guessing gives "
-            f"{metrics['chance_rsum']:.1f}): nothing has been learnt so far"
-        ]
     if metrics.get("rsum", math.inf) < best_rsum / 2:
         return [
             f"validation R_sum has fallen to {metrics['rsum']:.1f} from {best_rsum:.1f}, whose model is kept as the "
             "best. A longer warm-up or a lower learning rate after it may help; going on will hardly"
+        ]
+    if metrics.get("rsum", math.inf) < 2 * metrics.get("chance_rsum", 0.0):
+        return [
+            f"validation recall is at chance ({metrics['rsum']:.1f}, guessing gives "
+            f"{metrics['chance_rsum']:.1f}): nothing has been learnt so far"
         ]
     return []
 
