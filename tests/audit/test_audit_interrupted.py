@@ -19,6 +19,7 @@ pytest.importorskip("pyarrow")
 
 TESTS = Path(__file__).parents[1]
 SCRIPT = """
+import signal
 import sys
 from fake_encoders import FakePictures, FakeSentences
 from stand_in_judge import StandInJudge
@@ -26,6 +27,7 @@ from sremkit.audit import audit
 from sremkit.audit.preparation import Encoders
 from sremkit.cli.main import main
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs the tests in the background may ignore it
 audit.judge_by_cross_fitting = StandInJudge()
 encoders = Encoders(FakePictures(seconds=float(sys.argv[1])), FakeSentences())
 Encoders.default = classmethod(lambda cls: encoders)
