@@ -241,8 +241,8 @@ def test_both_methods_watch_the_same_share_in_their_warm_up_alone(name: str) -> 
     assert method.warming.shares == [pytest.approx(share)] * 3
     assert method.warming.guessed == pytest.approx(guessed)  # the other caption of an image is no rival
     assert share > math.sqrt(guessed)
-    assert method.warmed_up()
-    assert method.warmth().endswith("0 % more than two epochs before")
+    assert method.warming.is_enough()
+    assert "0 % more than two epochs before" in method.warmth()
     method.begin_epoch(3, warmup=False)
     method.loss(Fixed(logits), batch, warmup=False)
     method.finish_epoch()

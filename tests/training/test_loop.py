@@ -158,17 +158,17 @@ def test_a_full_disk_is_told_and_costs_nothing_saved_before(tmp_path: Path, monk
 def test_collapse_is_said_in_words() -> None:
     listener = Listener()
     flat = {"rsum": 3.0, "score_spread": 1e-7, "chance_rsum": 3.2}
-    tiny.tiny_trainer(reporter=listener, validate=lambda _: flat, epochs=1).run()
+    tiny.tiny_trainer(method="infonce", reporter=listener, validate=lambda _: flat, epochs=1).run()
     assert len(listener.warnings) == 1  # not in the warm-up
     assert "collapsed" in listener.warnings[0]
     listener = Listener()
     chance = {"rsum": 4.0, "score_spread": 1.0, "chance_rsum": 3.2}
-    tiny.tiny_trainer(reporter=listener, validate=lambda _: chance, epochs=1).run()
+    tiny.tiny_trainer(method="infonce", reporter=listener, validate=lambda _: chance, epochs=1).run()
     assert "at chance (4.0, guessing gives 3.2)" in listener.warnings[0]
     listener = Listener()
     recalls = iter([200.0, 200.8, 101.0, 18.7])  # two epochs of warm-up, two after it
     falling = lambda _: {"rsum": next(recalls), "score_spread": 0.013, "chance_rsum": 3.2}  # noqa: E731
-    tiny.tiny_trainer(reporter=listener, validate=falling, epochs=2).run()
+    tiny.tiny_trainer(method="infonce", reporter=listener, validate=falling, epochs=2).run()
     assert len(listener.warnings) == 1
     assert "fallen to 18.7 from 200.8" in listener.warnings[0]
     assert "fallen to 5.0" in signs_of_collapse({"rsum": 5.0, "chance_rsum": 3.2}, best_rsum=200.0)[0]

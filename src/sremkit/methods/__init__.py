@@ -90,6 +90,10 @@ class Method:
         """What the warm-up has reached, in words that can follow a colon; empty if the method cannot tell."""
         return ""
 
+    def too_cold(self) -> str:
+        """Why the end of the warm-up now would do harm, as a sentence; empty if it would not."""
+        return ""
+
     def state_dict(self) -> dict[str, Tensor]:
         """What the method remembers between batches, so that a stopped run can go on exactly."""
         return {}

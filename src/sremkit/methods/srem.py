@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sremkit.data.batch import Batch
 from sremkit.methods import METHODS, Method, Scorer
+from sremkit.methods.pulling import ENOUGH, Pulling
 from sremkit.methods.warming import Warming
 from sremkit.objectives import SREM, Terms
 from sremkit.settings import check_options
@@ -31,6 +32,7 @@ class SREMMethod(Method):
         options = {"check_finite": False, **options}  # the training watches its loss, without waiting for it
         self.objective = SREM(**options)
         self.warming = Warming()
+        self.pulling = Pulling()
         self.starting = self.objective
         if not self.objective.complementary:
             # In an ablation without the complementary loss there is nothing to warm up with but the ranking of
@@ -43,6 +45,7 @@ class SREMMethod(Method):
     def begin_epoch(self, epoch: int, *, warmup: bool) -> None:
         if not warmup:
             self.warming.forget()
+            self.pulling.forget()
 
     def loss(self, matcher: Scorer, batch: Batch, *, warmup: bool) -> Terms:
         image_ids = batch.image_id if self.mask_repeated_images else None
@@ -50,19 +53,32 @@ class SREMMethod(Method):
         logits = matcher(batch)
         if warmup:
             self.warming.see(logits, image_ids)
-        return objective(logits, warmup=warmup and objective.complementary, image_ids=image_ids)
+        terms = objective(logits, warmup=warmup and objective.complementary, image_ids=image_ids)
+        if warmup:
+            self.pulling.see(terms)
+        return terms
 
     def finish_epoch(self) -> None:
         self.warming.finish_epoch()
+        self.pulling.finish_epoch()
 
     def warmed_up(self) -> bool:
-        return self.warming.is_enough()
+        return self.warming.is_enough() and self.pulling.is_enough()
 
     def warmth(self) -> str:
-        return self.warming.in_words()
+        return f"{self.warming.in_words()}; {self.pulling.in_words()}"
+
+    def too_cold(self) -> str:
+        if not (self.objective.complementary and self.objective.weighting) or self.pulling.is_enough():
+            return ""
+        return (
+            f"the warm-up ends early for SREM: {self.pulling.in_words()}, and below {ENOUGH:.2f} it may forget what it "
+            "has learnt. Raise training.warmup_epochs, or set training.adaptive_warmup"
+        )
 
     def state_dict(self) -> dict[str, Tensor]:
-        return self.warming.state_dict()
+        return {**self.warming.state_dict(), **self.pulling.state_dict()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.warming.load_state_dict(state)
+        self.pulling.load_state_dict(state)

@@ -209,9 +209,9 @@ class Trainer:
         row["time/validate_seconds"] = time.perf_counter() - started
         row["time/pairs_per_second"] = len(self.batches.pairs) / max(position.train_seconds, 1e-9)
         self._keep_if_best(metrics.get("rsum", float(position.step)), row)
-        if self.rank == 0 and self.reporter is not None and not warmup:
+        if not warmup:
             for sentence in signs_of_collapse(metrics, best_rsum=position.best_score):
-                self.reporter.warn(sentence)
+                self._warn(sentence)
         if self.rank == 0 and self.folder is not None:
             self.folder.append_metrics(row)
             with writing_to(self.folder):
@@ -225,6 +225,8 @@ class Trainer:
         position.train_seconds = position.filter_seconds = 0.0
         if warmup and self.settings.adaptive_warmup:
             self._end_warmup_if_enough()
+        elif warmup and not self.schedule.is_warmup(position) and (sentence := self.method.too_cold()):
+            self._warn(sentence)
 
     def _end_warmup_if_enough(self) -> None:
         made = self.position.epoch
@@ -238,6 +240,10 @@ class Trainer:
         else:
             self.reporter.warn(not_warm_enough(made, self.method.warmth()))
         self._tell_length()
+
+    def _warn(self, sentence: str) -> None:
+        if self.rank == 0 and self.reporter is not None:
+            self.reporter.warn(sentence)
 
     def _tell_length(self) -> None:
         """Tell how many epochs there will be, where the settings alone do not."""
