@@ -91,7 +91,9 @@ class SREM(nn.Module):
 
         Args:
             warmup: the complementary loss alone. No pair is counted clean by it, so no hard negative is
-                left out; the statistics are reported all the same.
+                left out; the statistics are reported all the same. Go on with it until the weights of clean
+                pairs, `weight_i2t[clean_t2i]`, are 2/3 on average: with much less, hard negatives are pushed
+                so much more than pairs are pulled that the model forgets what it has learnt.
             image_ids: (b,) integers; pairs with equal numbers share their image and are not each other's
                 negatives.
         """
