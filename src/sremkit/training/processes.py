@@ -43,10 +43,13 @@ def joined(device: str = "auto") -> Iterator[Process]:
     """This process among the others, which it leaves in good order at the end.
 
     The threads of the collectives must end before the interpreter does: one that still wants to give back a
-    Python object then would abort the whole process, after all its work is done.
+    Python object then would abort the whole process, after all its work is done. A process that has nothing left to do
+    leaves so soon after its last collective that this happened now and then; so all wait for the slowest.
     """
     try:
         yield this_process(device)
+        if dist.is_available() and dist.is_initialized():
+            dist.barrier()
     finally:
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
