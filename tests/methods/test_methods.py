@@ -138,6 +138,23 @@ def test_srem_plus_believes_the_upper_heap_and_everybody_when_there_is_one_heap(
     assert (method.belief == 1).all()
 
 
+def test_srem_plus_believes_less_who_may_be_wrong() -> None:
+    generator = torch.Generator().manual_seed(0)
+    usual, careful = started_plus(400), started_plus(400, belief_power=3.0)
+    usual.memory = careful.memory = torch.cat(
+        [torch.randn(200, generator=generator) - 2, torch.randn(200, generator=generator) + 2]
+    )
+    usual.finish_epoch()
+    careful.finish_epoch()
+    torch.testing.assert_close(careful.belief, usual.belief**3)
+    assert ((usual.belief > 0.2) & (usual.belief < 0.8)).any()  # somebody who may be wrong
+    careful.least_separation = 100.0
+    careful.finish_epoch()
+    assert (careful.belief == 1).all()
+    with pytest.raises(ValueError, match="belief_power must be above 0"):
+        build_method("srem-plus", belief_power=0.0)
+
+
 def test_srem_plus_finds_planted_noise() -> None:
     clean = tiny.tiny_pairs(num_images=300)
     noise = make_noise(clean.image_of_text, rate=0.3, seed=1)

@@ -5,7 +5,7 @@ good one. So each pair's in-batch probability is remembered over the epochs, and
 all memories says how far each pair is believed:
 
     m_i <- decay m_i + (1 - decay) logit(p_i),  p_i the mean of P_ii over both directions
-    belief_i = probability that m_i belongs to the upper of the two heaps
+    belief_i = (probability that m_i belongs to the upper of the two heaps) ^ belief_power
     L = mean_i belief_i (CE_i i2t + CE_i t2i) / 2 + complementary_weight (L_c i2t + L_c t2i)
 
 The warm-up is SREM's, complementary learning alone; or generalised cross-entropy, which is faster from scratch.
@@ -43,6 +43,7 @@ class SREMPlus(Method):
         complementary_weight: of the complementary losses beside the believed pairs.
         sharpness: how strongly complementary labels prefer hard negatives.
         least_separation: below it the memories are one heap, and every pair is believed.
+        belief_power: the mixture's probabilities are raised to it; above 1, who may be wrong is believed less.
         rematch_among: a text that is not believed is given the image that fits it best, if it is among so
             many of that image's best texts that are not believed; 0 leaves such texts alone. Where fewer texts
             than that are not believed, each of them takes its image.
@@ -60,6 +61,7 @@ class SREMPlus(Method):
         complementary_weight: float = 0.3,
         sharpness: float = 0.0,
         least_separation: float = 1.5,
+        belief_power: float = 1.0,
         rematch_among: int = 0,
         rematch_turns: int = 1,
         rematch_weight: float = 1.0,
@@ -70,11 +72,14 @@ class SREMPlus(Method):
             check_power(warmup_power)
         if rematch_turns < 1:
             raise ValueError(f"rematch_turns must be at least 1, every epoch; got {rematch_turns}")
+        if belief_power <= 0:
+            raise ValueError(f"belief_power must be above 0, 1 for the mixture's own probability; got {belief_power}")
         self.decay = decay
         self.temperature = temperature
         self.complementary_weight = complementary_weight
         self.sharpness = sharpness
         self.least_separation = least_separation
+        self.belief_power = belief_power
         self.rematch_among = rematch_among
         self.rematch_turns = rematch_turns
         self.rematch_weight = rematch_weight
@@ -160,7 +165,7 @@ class SREMPlus(Method):
         mixture = fit_two_normals(memory.cpu())
         belief = torch.ones_like(self.belief)
         if mixture.separation >= self.least_separation:
-            belief[known] = mixture.upper_probability(memory.cpu()).to(belief)
+            belief[known] = mixture.upper_probability(memory.cpu()).to(belief) ** self.belief_power
         self.belief = belief
 
     def warmed_up(self) -> bool:
