@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from bench.test_grid import TINY
 from sremkit.bench import efficiency
-from sremkit.bench.efficiency import EpochClock, measure_efficiency, measure_recipe
+from sremkit.bench.efficiency import EpochClock, efficiency_table, measure_efficiency, measure_recipe
 from sremkit.cli.bench import EVERY_METHOD
 from sremkit.recipes import Recipe, load_recipe
 
@@ -62,12 +63,12 @@ def test_the_clock_is_read_when_the_device_has_finished(monkeypatch: pytest.Monk
     assert on_cpu.ended == now[0] == 21.0  # 10, three waits of 2 and 5 seconds of work; nobody waited here
 
 
-def test_data_may_lie_in_a_folder_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = []
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
+    """The recipes that were measured, by a stand-in for the process that would do it."""
+    recipes: list[Recipe] = []
 
     class Here:
-        """Stands in for the process that would measure."""
-
         def __init__(self, *rest: Any, **more: Any) -> None: ...
 
         def __enter__(self) -> Here:
@@ -76,14 +77,48 @@ def test_data_may_lie_in_a_folder_of_ones_own(monkeypatch: pytest.MonkeyPatch) -
         def __exit__(self, *rest: object) -> None: ...
 
         def submit(self, function: Any, recipe: Recipe, threads: int) -> Here:
-            measured.append(recipe)
+            recipes.append(recipe)
             return self
 
         def result(self) -> dict[str, Any]:
-            return {"networks": 1}
+            if recipes[-1].method["name"] == "bicro":
+                raise KeyboardInterrupt
+            numbers = {"filter_seconds": 0.0, "train_seconds": 2.0 * len(recipes), "peak_memory_mb": 10.0}
+            return {"networks": 1, "recorded": recipes[-1].training.recorded, "device": "one", **numbers}
 
     monkeypatch.setattr(efficiency, "ProcessPoolExecutor", Here)
-    rows = measure_efficiency("flickr8k:/my/data", "sgr", ["srem", "mscn"], epochs=3)
+    return recipes
+
+
+def test_an_interrupted_table_goes_on_where_it_stopped(
+    measured: list[Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        measure_efficiency("flickr8k", "sgr", ["srem", "bicro", "rcl"], tmp_path)
+    first = measure_efficiency("flickr8k", "sgr", ["srem", "rcl"], tmp_path)
+    assert [recipe.method["name"] for recipe in measured] == ["srem", "bicro", "rcl"]
+    assert [row["train_seconds"] for row in first] == [2.0, 6.0]
+    longer = measure_efficiency("flickr8k", "sgr", ["srem"], tmp_path, epochs=3)
+    monkeypatch.setattr(efficiency.platform, "node", lambda: "another machine")
+    elsewhere = measure_efficiency("flickr8k", "sgr", ["srem"], tmp_path)
+    assert [row["train_seconds"] for row in longer + elsewhere] == [8.0, 10.0]
+
+
+def test_a_method_that_cannot_be_recorded_is_measured_without_and_marked(
+    measured: list[Recipe], tmp_path: Path
+) -> None:
+    recorded = ["training.recorded=true"]
+    rows = measure_efficiency("flickr8k", "sgr", ["srem", "mscn"], tmp_path, overrides=recorded)
+    assert [recipe.training.recorded for recipe in measured] == [True, False]
+    table = efficiency_table(rows).as_text()
+    assert "mscn (not recorded)" in table
+    assert "srem (not recorded)" not in table
+    plain = measure_efficiency("flickr8k", "sgr", ["srem", "mscn"], tmp_path)
+    assert "not recorded" not in efficiency_table(plain).as_text()
+
+
+def test_data_may_lie_in_a_folder_of_ones_own(measured: list[Recipe], tmp_path: Path) -> None:
+    rows = measure_efficiency("flickr8k:/my/data", "sgr", ["srem", "mscn"], tmp_path, epochs=3)
     assert [recipe.data.source for recipe in measured] == ["/my/data", "/my/data"]
     assert [recipe.name for recipe in measured] == ["flickr8k-sgr-srem", "flickr8k-sgr-mscn"]
     assert [recipe.training.epochs for recipe in measured] == [3, 3]

@@ -33,6 +33,15 @@ def test_a_key_follows_the_settings_and_not_the_name() -> None:
     assert grid.cell_key(tiny()) == grid.cell_key(renamed)
 
 
+def test_a_key_does_not_follow_the_order_of_the_settings() -> None:
+    one = tiny(method__margin=0.3, method__threshold=0.1)
+    other = tiny(method__threshold=0.1, method__margin=0.3)
+    assert list(one.method) != list(other.method)
+    assert grid.cell_key(one) == grid.cell_key(other)
+    swapped = tiny(method__threshold=0.3, method__margin=0.1)
+    assert grid.cell_key(one) != grid.cell_key(swapped)
+
+
 def test_finished_cells_are_kept_and_the_order_is_that_of_the_cells(tmp_path: Path, monkeypatch) -> None:
     cells = [({"seed": 1}, tiny(training__seed=1)), ({"seed": 0}, tiny())]
     first = grid.run_grid(cells[:1], tmp_path)

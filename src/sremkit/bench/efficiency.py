@@ -6,24 +6,32 @@ memory is another method's. The warm-up is left out of the means, as are start-u
 The clock is read at the ends of epochs, when the device has nothing left to do; what was not spent before training is
 training, reading batches included. `step_seconds` is what the steps alone report: a device computes on while the host
 fetches the next batch, so there it is a lower bound.
+
+What was measured is kept like a grid's cells, so an interrupted table goes on where it stopped; on another machine, or
+with other threads, it begins anew, because seconds of two machines are not compared.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import platform
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from sremkit.bench.methods import method_recipe, name_and_place
+from sremkit.bench.grid import cell_key, read_row, row_file
+from sremkit.bench.methods import method_recipe, name_and_place, that_it_can
 from sremkit.bench.published import published_efficiency
 from sremkit.bench.tables import Table
 from sremkit.experiment import make_trainer, peak_memory_mb, prepare
 from sremkit.recipes import Recipe
+from sremkit.training.checkpoint import replace_file
 from sremkit.training.progress import Silent
 
 
@@ -31,6 +39,7 @@ def measure_efficiency(
     data: str,
     backbone: str,
     methods: Sequence[str],
+    folder: Path,
     *,
     epochs: int = 2,
     overrides: Sequence[str] = (),
@@ -40,17 +49,29 @@ def measure_efficiency(
 
     Args:
         data: first part of the recipes' names, with where the data lies if not in its usual place: "f30k:/path".
+        folder: keeps a JSON file a finished row.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     data, located = name_and_place(data)
     length = ["training.warmup_epochs=1", f"training.epochs={epochs}", f"training.decay_after={epochs}"]
     rows = []
     for method in methods:
-        recipe = method_recipe(data, backbone, method, [*length, *located, *overrides])
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            row = pool.submit(measure_recipe, recipe, torch.get_num_threads()).result()
-        rows.append({"data": data, "backbone": backbone, "method": method, **row})
+        settings = [*length, *located, *that_it_can(method, overrides)]
+        recipe = method_recipe(data, backbone, method, settings)
+        key = _key(recipe)
+        if not row_file(folder, key).exists():
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+                row = pool.submit(measure_recipe, recipe, torch.get_num_threads()).result()
+            replace_file(row_file(folder, key), json.dumps(row))
+        rows.append({"data": data, "backbone": backbone, "method": method, **read_row(folder, key)})
         on_row(rows[-1])
     return rows
+
+
+def _key(recipe: Recipe) -> str:
+    """Names a row: these settings on this machine with so many threads."""
+    measured = f"{cell_key(recipe)} {platform.node()} {torch.get_num_threads()}"
+    return hashlib.sha256(measured.encode()).hexdigest()[:16]
 
 
 def measure_recipe(recipe: Recipe, threads: int) -> dict[str, Any]:
@@ -69,6 +90,7 @@ def measure_recipe(recipe: Recipe, threads: int) -> dict[str, Any]:
     train_seconds = _mean(measured, "time/epoch_seconds") - filter_seconds
     return {
         "networks": prepared.method.networks,
+        "recorded": recipe.training.recorded,
         "filter_seconds": filter_seconds,
         "train_seconds": train_seconds,
         "step_seconds": _mean(measured, "time/train_seconds"),
@@ -110,7 +132,9 @@ def efficiency_table(rows: Sequence[dict[str, Any]]) -> Table:
         own, srem = cost[row["backbone"], row["method"]], cost.get((row["backbone"], "srem"))
         ratio = f"{own / srem:.2f}x" if srem else "-"
         seconds = [f"{row['filter_seconds']:.1f}", f"{row['train_seconds']:.1f}"]
-        cells = [row["backbone"], row["method"], str(row["networks"]), *seconds, ratio]
+        apart = any(other["recorded"] for other in rows) and not row["recorded"]
+        method = f"{row['method']} (not recorded)" if apart else row["method"]
+        cells = [row["backbone"], method, str(row["networks"]), *seconds, ratio]
         lines.append([*cells, f"{row['peak_memory_mb']:.0f}"])
     table.add_section("measured", lines)
     printed = published_efficiency()

@@ -11,6 +11,7 @@ import csv
 import hashlib
 import json
 import time
+import tomllib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -37,9 +38,10 @@ from sremkit.training.progress import Silent
 
 
 def cell_key(recipe: Recipe) -> str:
-    """Names a cell: the same settings give the same key, whatever the recipe is called."""
-    settings = recipe_to_toml(recipe).split("\n", 1)[1]
-    return hashlib.sha256(settings.encode()).hexdigest()[:16]
+    """Names a cell: the same settings give the same key, in whatever order and whatever the recipe is called."""
+    settings = tomllib.loads(recipe_to_toml(recipe))
+    del settings["name"]
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def row_file(folder: Path, key: str) -> Path:

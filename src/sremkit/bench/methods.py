@@ -62,7 +62,7 @@ def method_cells(
             for method in methods:
                 for seed in seeds:
                     settings = [f"noise.rate={rate}", f"noise.protocol={protocol}", f"noise.seed={seed}"]
-                    settings += [f"training.seed={seed}", *located, *_for_method(method, overrides)]
+                    settings += [f"training.seed={seed}", *located, *that_it_can(method, overrides)]
                     labels = {
                         "data": data,
                         "backbone": backbone,
@@ -74,7 +74,8 @@ def method_cells(
     return cells
 
 
-def _for_method(method: str, overrides: Sequence[str]) -> list[str]:
+def that_it_can(method: str, overrides: Sequence[str]) -> list[str]:
+    """The overrides without those that a method refuses: not every one can be recorded."""
     can = METHODS[method].recordable
     return [override for override in overrides if can or not override.startswith("training.recorded=")]
 

@@ -234,9 +234,14 @@ def _efficiency(args: argparse.Namespace) -> None:
         args.data,
         args.backbone,
         args.methods.split(","),
+        args.out.with_suffix(".cells"),
         epochs=args.epochs,
         overrides=args.overrides,
-        on_row=lambda row: print(f"{row['method']}: {row['train_seconds']:.1f} s an epoch", flush=True),
+        on_row=lambda row: print(
+            f"{row['method']}: {row['filter_seconds']:.1f} s before an epoch, {row['train_seconds']:.1f} s in it, "
+            f"{row['peak_memory_mb']:.0f} MB",
+            flush=True,
+        ),
     )
     write_csv(rows, args.out)
     _show(efficiency_table(rows), args)

@@ -73,7 +73,9 @@ class SREMPlus(Method):
         if rematch_turns < 1:
             raise ValueError(f"rematch_turns must be at least 1, every epoch; got {rematch_turns}")
         if belief_power <= 0:
-            raise ValueError(f"belief_power must be above 0, 1 for the mixture's own probability; got {belief_power}")
+            raise ValueError(
+                f"belief_power must be above 0, 1 for the mixture's own probability; got {belief_power}"
+            )
         self.decay = decay
         self.temperature = temperature
         self.complementary_weight = complementary_weight
