@@ -5,6 +5,7 @@ Both methods get the same pairs, model and number of epochs. What differs is whe
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -17,19 +18,23 @@ from typing import Any
 import numpy as np
 
 from sremkit.data import Pairs
+from sremkit.errors import UserError
 from sremkit.evaluation import detection_metrics, retrieval_recall
 from sremkit.evaluation.judging import Judgement, judge_pairs
 from sremkit.evaluation.scoring import encode_pairs, score_pairs
 from sremkit.experiment import Prepared, load_best, prepare, read_split, start_run, train
 from sremkit.models import Matcher
-from sremkit.recipes import Recipe, load_recipe
+from sremkit.recipes import Recipe, load_recipe, recipe_to_toml
 from sremkit.reports import figures
 from sremkit.reports.page import picture_uri, render
+from sremkit.training.checkpoint import replace_file
 from sremkit.training.loop import Reporter
 from sremkit.training.run_folder import RunFolder
+from sremkit.training.trouble import StoppedError
 
 RECIPES = {"plain (InfoNCE)": "scenes-infonce", "SREM": "scenes-srem"}
 GALLERY = 24
+MARKER = "demo.json"  # says that a folder is a demo's, and with which settings
 
 ReporterFor = Callable[[str, int], AbstractContextManager[Reporter | None]]
 
@@ -56,18 +61,21 @@ class MethodResult:
 def run_demo(out: Path, reporter_for: ReporterFor, overrides: Sequence[str] = ()) -> list[MethodResult]:
     """Train both methods below `out`, side by side, evaluate them and write `report.html`.
 
-    A demo that was interrupted goes on; a finished one is run anew.
+    A demo that was interrupted goes on; a finished one, or one with other settings, is run anew. A folder that holds
+    something else is left alone.
 
     Args:
         reporter_for: shows the progress of SREM; plain training runs in a process of its own beside it.
     """
-    if (out / "report.html").exists():
-        shutil.rmtree(out)
+    _make_room(out, [recipe_to_toml(load_recipe(name, overrides)) for name in RECIPES.values()])
     (plain, plain_recipe), (srem, srem_recipe) = RECIPES.items()
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as beside:
-        future = beside.submit(_train_and_evaluate, plain, plain_recipe, out, overrides)
-        result, prepared, matcher = _train(srem, srem_recipe, out, overrides, reporter_for)
-        results = [future.result(), result]
+    try:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as beside:
+            future = beside.submit(_train_and_evaluate, plain, plain_recipe, out, overrides)
+            result, prepared, matcher = _train(srem, srem_recipe, out, overrides, reporter_for)
+            results = [future.result(), result]
+    except StoppedError as stopped:
+        raise StoppedError("stopped and saved; the same command goes on") from stopped
     page = render(
         "demo.html",
         title="Training on pairs that are partly wrong",
@@ -81,6 +89,20 @@ def run_demo(out: Path, reporter_for: ReporterFor, overrides: Sequence[str] = ()
     )
     (out / "report.html").write_text(page, encoding="utf-8")
     return results
+
+
+def _make_room(out: Path, settings: list[str]) -> None:
+    """Leave what an interrupted demo with these settings has made, remove what any other has made, nothing else."""
+    marker = out / MARKER
+    if not marker.exists() and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} holds something that is not a demo; name another folder with -o")
+    goes_on = marker.exists() and json.loads(marker.read_text(encoding="utf-8")) == settings
+    if (out / "report.html").exists() or not goes_on:
+        (out / "report.html").unlink(missing_ok=True)
+        for name in RECIPES.values():
+            shutil.rmtree(out / name, ignore_errors=True)
+    out.mkdir(parents=True, exist_ok=True)
+    replace_file(marker, json.dumps(settings))
 
 
 def _train(

@@ -10,6 +10,8 @@ from __future__ import annotations
 class UserError(Exception):
     """Something the user can put right."""
 
+    exit_code = 2
+
 
 class DataError(UserError, ValueError):
     """The input data is not what it should be; the message names file, row and remedy."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 
 from sremkit.data import Batches, Noise, Pairs, Vocabulary
 from sremkit.data.paths import resolve_source
-from sremkit.data.recipe_pairs import noise_for, read_split, read_training_pairs
+from sremkit.data.recipe_pairs import are_trained_on, noise_for, read_split, read_training_pairs
 from sremkit.errors import DataError, UserError
 from sremkit.evaluation import retrieval_recall_folds
 from sremkit.evaluation.noise_watch import NoiseWatch
@@ -45,6 +45,7 @@ class Prepared:
     train: Pairs  # as given, so with the noise in it
     true_image: np.ndarray  # (training pairs,) the truth about them: the image that each text belongs to
     val: Pairs
+    validates_on_training_pairs: bool  # the collection has no splits
     noise: Noise  # of all pairs, so before any were set aside
     trusted: Pairs | None  # right pairs, set aside for a method that needs some
     vocabulary: Vocabulary | None
@@ -80,13 +81,14 @@ def prepare(recipe: Recipe, process: Process | None = None) -> Prepared:
     torch.manual_seed(recipe.training.seed)
     if recipe.training.threads is not None:
         torch.set_num_threads(recipe.training.threads)
-    if recipe.training.precision == "tf32":
-        torch.set_float32_matmul_precision("high")
+    torch.set_float32_matmul_precision("high" if recipe.training.precision == "tf32" else "highest")
+    val = read_split(recipe.data, recipe.data.val_split)
     return Prepared(
         recipe=recipe,
         train=clean.paired_as(noise.image_of_text).select(used),
         true_image=clean.image_of_text[used],
-        val=read_split(recipe.data, recipe.data.val_split),
+        val=val,
+        validates_on_training_pairs=are_trained_on(val, clean),
         noise=noise,
         trusted=clean.select(np.flatnonzero(aside)) if aside.any() else None,
         vocabulary=vocabulary,
@@ -108,6 +110,7 @@ def train(prepared: Prepared, folder: RunFolder, *, reporter: Reporter | None = 
         "seed": settings.seed,
         "noise": describe_noise(prepared.noise),
         "pairs": len(prepared.train),
+        "validates_on_training_pairs": prepared.validates_on_training_pairs,
         "parameters": sum(p.numel() for p in prepared.matcher.parameters()),
         "seconds": folder.read_record().get("seconds", 0.0),
     }
@@ -139,6 +142,8 @@ def make_trainer(
         observer: watches the batches, in the place of one that knows which pairs have a wrong image.
     """
     process = prepared.process
+    if observer is None and prepared.is_noisy.any():  # else nothing is known about which pairs are wrong
+        observer = NoiseWatch(prepared.true_image)
     return Trainer(
         prepared.matcher,
         prepared.method,
@@ -147,7 +152,7 @@ def make_trainer(
         device=process.device,
         folder=folder,
         validate=lambda matcher: validation_metrics(matcher, prepared.val, prepared.vocabulary),
-        observer=observer or NoiseWatch(prepared.true_image),
+        observer=observer,
         reporter=reporter,
         model_facts=prepared.model_facts(),
         process=(process.rank, process.world),
@@ -179,6 +184,23 @@ def _trusted_batches(prepared: Prepared) -> Batches | None:
     return Batches(
         prepared.trusted, batch_size=settings.batch_size, vocabulary=prepared.vocabulary, seed=settings.seed
     )
+
+
+def with_whole_paths(recipe: Recipe) -> Recipe:
+    """The recipe with its files by whole paths, so that a run can be gone on with from another folder."""
+
+    def whole(path: str) -> str:
+        found = Path(path).expanduser()
+        return str(found.resolve()) if "$" not in path and found.exists() else path
+
+    def or_none(path: str | None) -> str | None:
+        return None if path is None else whole(path)
+
+    data, noise = recipe.data, recipe.noise
+    # Scenes are generated, whatever lies in a folder of that name.
+    source = data.source if data.source == "scenes" else whole(data.source)
+    data = replace(data, source=source, keep=or_none(data.keep), vocabulary=or_none(data.vocabulary))
+    return replace(recipe, data=data, noise=replace(noise, file=or_none(noise.file)))
 
 
 def start_run(recipe: Recipe, out: Path) -> RunFolder:
@@ -216,12 +238,15 @@ def evaluate_runs(
         # One model is ranked by its logits: their sigmoid could round two different ones to the same number.
         total += scores if len(folders) == 1 else scores.double().sigmoid()
     metrics = retrieval_recall_folds(total, pairs.image_of_text, folds=folds)
+    records = [folder.read_record() for folder in folders]
     return {
         "runs": [str(path) for path in paths],
         "split": name,
         "folds": folds,
         "ensemble": len(folders) > 1,
-        "noise": folders[0].read_record()["noise"],
+        "noise": records[0]["noise"],
+        "noises": [record["noise"] for record in records],
+        "seen_in_training": any(record.get("validates_on_training_pairs", False) for record in records),
         "metrics": metrics,
     }
 

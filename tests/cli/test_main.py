@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from sremkit.cli.main import COMMANDS, main
+from sremkit.training.trouble import StoppedError
 from sremkit.version import __version__
 
 
@@ -110,3 +111,12 @@ def test_a_users_mistake_is_a_sentence_without_traceback(tmp_path: Path, capsys)
     assert err.startswith("srem: ")
     assert "nothing.npy" in err
     assert "Traceback" not in err
+
+
+def test_a_run_that_was_stopped_ends_like_any_stopped_command(monkeypatch, capsys) -> None:
+    def stopped(args: object) -> None:
+        raise StoppedError("stopped after 3 steps and saved")
+
+    monkeypatch.setattr("sremkit.cli.train.run", stopped)
+    assert main(["train", "scenes-srem"]) == 130
+    assert "stopped after 3 steps" in capsys.readouterr().err

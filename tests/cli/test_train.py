@@ -73,16 +73,60 @@ def test_resuming_a_finished_run_changes_nothing(run: Path) -> None:
     assert (run / "metrics.jsonl").read_text() == before
 
 
+def test_resuming_a_finished_run_says_so(run: Path, capsys) -> None:
+    assert main(["train", "--resume", str(run)]) == 0
+    assert "was finished already" in capsys.readouterr().out
+
+
+def test_a_run_that_never_began_does_not_stand_in_the_way(tmp_path: Path, monkeypatch) -> None:
+    out = str(tmp_path / "run")
+    with monkeypatch.context() as broken:
+        broken.setattr(experiment, "make_trainer", _fails)
+        with pytest.raises(RuntimeError, match="no such device"):
+            main(["train", "scenes-srem", *TINY, "--out", out])
+    assert main(["train", "scenes-srem", *TINY, "--out", out]) == 0
+
+
+def _fails(*rest: object, **more: object) -> None:
+    raise RuntimeError("no such device")
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        (["train", "scenes-srem", *TINY, "--out", "file/run"], "file"),
+        (["demo", *TINY, "-o", "file"], "file"),
+        (["eval", "RUN", "-o", "file/x.json"], "file"),
+    ],
+)
+def test_a_folder_that_cannot_be_written_is_a_sentence(
+    command: list[str], named: str, run: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("not a folder")
+    assert main([str(run) if part == "RUN" else part for part in command]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("srem: ")
+    assert named in error
+    assert Path("file").read_text() == "not a folder"
+
+
+def test_a_recipe_without_its_data_says_how_to_find_them(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("SREMKIT_DATA", str(tmp_path / "nowhere"))
+    assert main(["train", "flickr8k-dual-srem", "-o", str(tmp_path / "run")]) == 2
+    assert "set the variable SREMKIT_DATA to the folder that holds flickr8k" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["train"], "name a recipe to train, or a run to go on with"),
         (["train", "scenes-srm"], "did you mean 'scenes-srem'"),
-        (["train", "scenes-srem", "--set", "training.epoch=3"], "did you mean 'epochs'"),
+        (["train", "scenes-srem", "--set", "training.epoch=3"], "did you mean 'training.epochs'"),
         (["train", "scenes-srem", "--set", "method.margn=3"], "margn"),
-        (["train", "scenes-srem", "--set", "model.embed=3"], "did you mean 'embed_size'"),
+        (["train", "scenes-srem", "--set", "model.embed=3"], "did you mean 'model.embed_size'"),
         (["train", "scenes-srem", "--set", "model.name=sgrr"], "did you mean"),
-        (["train", "--resume", "nowhere"], "does not exist"),
+        (["train", "--resume", "nowhere"], "nowhere holds no run"),
         (["eval", "nowhere"], "holds no run"),
     ],
 )
@@ -130,6 +174,25 @@ def test_a_run_in_half_precision_is_evaluated_in_it(run: Path, tmp_path: Path, m
     assert seen == [False, True]
 
 
+def test_an_ensemble_does_not_replace_what_its_first_member_reached(
+    run: Path, other_run: Path, tmp_path: Path, capsys
+) -> None:
+    assert main(["eval", str(run), "-o", str(tmp_path / "new" / "alone.json")]) == 0
+    clean = tmp_path / "clean"
+    assert main(["train", "scenes-infonce", *TINY, "--set", "noise.rate=0", "--out", str(clean)]) == 0
+    capsys.readouterr()
+    assert main(["eval", str(run), str(clean)]) == 0
+    printed = capsys.readouterr().out
+    assert "rate 0.0000" in printed
+    assert printed.count("noise per caption") == 2
+    assert main(["eval", str(run), "--folds", "2"]) == 0
+    alone = json.loads((tmp_path / "new" / "alone.json").read_text())
+    together = json.loads((run / "eval-test+clean.json").read_text())
+    folds = json.loads((run / "eval-test-2-folds.json").read_text())
+    assert (alone["ensemble"], together["ensemble"], folds["folds"]) == (False, True, 2)
+    assert not alone["seen_in_training"]
+
+
 def test_an_ensemble_is_named_so_and_folds_are_averaged(
     run: Path, other_run: Path, tmp_path: Path, capsys
 ) -> None:
@@ -163,3 +226,38 @@ def test_the_demo_trains_both_prints_a_table_and_writes_a_report(tmp_path: Path,
     assert page.count("<svg") == 4
     assert "fits better" in page
     assert main(["demo", "-o", str(out), *TINY]) == 0  # again: a finished demo is run anew
+
+
+def test_a_demo_removes_only_what_a_demo_made(tmp_path: Path, capsys) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "report.html").write_text("an audit's")
+    assert main(["demo", "-o", str(mine), *TINY]) == 2
+    assert "is not a demo" in capsys.readouterr().err
+    assert (mine / "report.html").read_text() == "an audit's"
+    out = tmp_path / "demo"
+    assert main(["demo", "-o", str(out), *TINY]) == 0
+    (out / "notes.txt").write_text("mine")
+    before = (out / "report.html").read_text()
+    assert main(["demo", "-o", str(out), *TINY, "--set", "noise.rte=0.6"]) == 2  # before anything is removed
+    assert (out / "report.html").read_text() == before
+    assert main(["demo", "-o", str(out), *TINY, "--set", "noise.rate=0.0"]) == 0
+    printed = capsys.readouterr().out
+    assert "scenes, 0 % of them" in printed
+    assert "nan" not in printed
+    assert (out / "notes.txt").read_text() == "mine"
+
+
+def test_an_interrupted_demo_with_other_settings_begins_anew(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    assert main(["demo", "-o", str(out), *TINY]) == 0
+    (out / "report.html").unlink()  # as if it had been interrupted at the very end
+    runs = [RunFolder.open(out / name) for name in ("scenes-infonce", "scenes-srem")]
+    times = [run.report.stat().st_mtime_ns for run in runs]
+    weights = [next(run.checkpoints.glob("best-*")).stat().st_mtime_ns for run in runs]
+    assert main(["demo", "-o", str(out), *TINY]) == 0
+    assert [next(run.checkpoints.glob("best-*")).stat().st_mtime_ns for run in runs] == weights  # went on
+    (out / "report.html").unlink()
+    assert main(["demo", "-o", str(out), *TINY, "--set", "noise.rate=0.2"]) == 0
+    assert all("rate = 0.2" in run.config.read_text() for run in runs)
+    assert all(run.report.stat().st_mtime_ns > time for run, time in zip(runs, times, strict=True))

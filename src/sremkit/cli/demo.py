@@ -29,12 +29,15 @@ def run(args: argparse.Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from sremkit.demo import run_demo
+    from sremkit.demo import RECIPES, run_demo
+    from sremkit.recipes import load_recipe
     from sremkit.training.progress import TrainingProgress
 
     console = Console(highlight=False)
+    rate = load_recipe(RECIPES["SREM"], args.overrides).noise.rate
     console.print(
-        "Training on generated scenes, 40 % of them captioned wrongly: with SREM, and plainly beside it.\n",
+        f"Training on generated scenes, {100 * rate:.0f} % of them captioned wrongly: with SREM, and plainly "
+        "beside it.\n",
         soft_wrap=True,
     )
     results = run_demo(
@@ -56,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
         table.add_row(
             result.title,
             f"{result.recall['rsum']:.1f}",
-            f"{result.detection['auroc']:.3f}",
+            f"{result.detection['auroc']:.3f}" if result.is_noisy.any() else "-",
             "-" if ratio is None else f"{100 * ratio:.1f} %",
             f"{result.seconds:.0f}",
         )

@@ -26,7 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", default="auto", help="cpu, cuda, or whichever there is")
     parser.add_argument(
-        "-o", "--out", type=Path, help="JSON file (default: eval-SPLIT.json in the first run)"
+        "-o",
+        "--out",
+        type=Path,
+        help="JSON file (default: in the first run, eval-SPLIT and the others' names)",
     )
 
 
@@ -36,11 +39,24 @@ def run(args: argparse.Namespace) -> None:
 
     result = evaluate_runs(args.runs, split=args.split, folds=args.folds, device=args.device)
     kind = "single model" if len(args.runs) == 1 else f"ensemble of {len(args.runs)}"
-    noise = result["noise"]
+    noises = [
+        f"noise per {noise['protocol']}, rate {noise['rate']:.4f}, index {noise['hash']}"
+        for noise in result["noises"]
+    ]
     print(f"{' + '.join(map(str, args.runs))} on {result['split']} ({kind}"
-          f"{f', mean of {args.folds} folds' if args.folds > 1 else ''}; trained with noise per {noise['protocol']}, "
-          f"rate {noise['rate']:.4f}, index {noise['hash']})\n")  # fmt: skip
+          f"{f', mean of {args.folds} folds' if args.folds > 1 else ''}; trained with "
+          f"{'; '.join(dict.fromkeys(noises))})\n")  # fmt: skip
     print(recall_table({kind: result["metrics"]}))
-    out = args.out or args.runs[0] / f"eval-{args.split}.json"
+    if result["seen_in_training"]:
+        print("\nThese pairs were trained on: the data has no splits, so this says what was learnt by heart.")
+    out = args.out or args.runs[0] / _name(args)
+    out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print(f"\nwritten to {out}")
+
+
+def _name(args: argparse.Namespace) -> str:
+    """A file for each kind of result, so that an ensemble does not replace what its first member reached alone."""
+    others = "".join(f"+{path.name}" for path in args.runs[1:])
+    folds = f"-{args.folds}-folds" if args.folds > 1 else ""
+    return f"eval-{args.split}{others}{folds}.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -25,6 +26,18 @@ COMMANDS = (
     "list",
 )
 
+# What a path that the user named may do to us; other errors of the system are ours to explain.
+FILE_TROUBLE = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.EROFS,
+    errno.ENOSPC,
+)
+
 DESCRIPTION = """\
 Train image-text retrieval on pairs that are partly wrong, and find the wrong ones.
 
@@ -36,7 +49,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescript
     """Keeps the line breaks of descriptions and states every default."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default in (None, False, ()):
+        if action.default is None or action.default is False or action.default in ((), []):
             return action.help
         return super()._get_help_string(action)
 
@@ -65,13 +78,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return args.run(args) or 0
     except UserError as problem:
         print(f"srem: {problem}", file=sys.stderr)
-        return 2
+        return problem.exit_code
     except KeyboardInterrupt:
         print("srem: stopped", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output, such as `head`, has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as problem:
+        if problem.errno not in FILE_TROUBLE or problem.filename is None:
+            raise
+        print(f"srem: {problem.filename}: {problem.strerror}; name another file or folder", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 srem train scenes-srem
 srem train flickr8k-dual-srem --set noise.rate=0.6 --out runs/mine
 srem train --resume runs/mine
-srem train flickr8k-dual-srem --keep keep.txt
+srem train features-dual-srem --set data.source=features/mine --keep keep.txt
 torchrun --nproc_per_node=2 -m sremkit train scenes-srem
 """
 
@@ -34,13 +34,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep",
         type=Path,
         metavar="LIST",
-        help="train only on the pairs whose ids are in this file, one a line",
+        help="train only on the pairs whose ids are in this file, one a line; none of them is made wrong unless "
+        "--set noise.rate says so",
     )
     parser.add_argument("--print-config", action="store_true", help="print the resolved recipe and stop")
 
 
 def run(args: argparse.Namespace) -> None:
+    from sremkit.experiment import with_whole_paths
     from sremkit.recipes import load_recipe, recipe_to_toml
+    from sremkit.training.run_folder import RunFolder
 
     if (args.recipe is None) == (args.resume is None):
         raise UserError(
@@ -51,11 +54,11 @@ def run(args: argparse.Namespace) -> None:
             raise UserError(
                 "a resumed run keeps its settings and its folder; leave --set, --keep and --out away"
             )
-        recipe = load_recipe(args.resume / "config.toml")
+        recipe = load_recipe(RunFolder.open(args.resume).config)
     else:
-        # The run may be resumed from elsewhere, so its record holds the whole path.
-        kept = [f"data.keep={json.dumps(str(args.keep.resolve()))}"] if args.keep else []
-        recipe = load_recipe(args.recipe, [*args.overrides, *kept])
+        # Who keeps the right pairs does not want them made wrong again, as recipes for comparisons do.
+        kept = ["noise.rate=0", f"data.keep={json.dumps(str(args.keep))}"] if args.keep else []
+        recipe = with_whole_paths(load_recipe(args.recipe, [*kept, *args.overrides]))
     if args.print_config:
         print(recipe_to_toml(recipe), end="")
         return
@@ -80,6 +83,7 @@ def _train(recipe, out: Path, *, resumed: bool) -> None:
         prepared = prepare(recipe, process)
         if not resumed and process.is_main:
             folder = start_run(recipe, out)
+        was_finished = resumed and folder.is_finished()
         noise = prepared.noise
         console.print(
             f"{recipe.name}: {recipe.method['name']} with {recipe.model['name']} on {len(prepared.train):,} "
@@ -87,11 +91,23 @@ def _train(recipe, out: Path, *, resumed: bool) -> None:
             f"on {process.device}; the run is in {out}",
             soft_wrap=True,
         )
+        if prepared.validates_on_training_pairs:
+            console.print(
+                "The data has no splits, so validation is on the training pairs and says what is learnt by heart: "
+                "a column `split` with train, val and test would tell more.",
+                soft_wrap=True,
+            )
         epochs = recipe.training.warmup_epochs + recipe.training.epochs
-        with TrainingProgress(epochs, title=recipe.name, console=console) as progress:
-            record = train(prepared, folder, reporter=progress)
+        try:
+            with TrainingProgress(epochs, title=recipe.name, console=console) as progress:
+                record = train(prepared, folder, reporter=progress)
+        except Exception:
+            if process.is_main:
+                folder.forget_if_never_begun()
+            raise
+        took = "was finished already" if was_finished else f"finished in {record['seconds']:.0f} s"
         console.print(
-            f"\nfinished in {record['seconds']:.0f} s; best validation R_sum {record['best_rsum']:.1f}\n"
+            f"\n{took}; best validation R_sum {record['best_rsum']:.1f}\n"
             f"  {folder.report}\n  srem eval {out} --split test",
             soft_wrap=True,
         )

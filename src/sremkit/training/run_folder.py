@@ -64,6 +64,15 @@ class RunFolder:
             raise UserError(f"{folder.path} holds no run (there is no config.toml in it)")
         return folder
 
+    def is_finished(self) -> bool:
+        """Whether the run came to its end: its report is written last."""
+        return self.report.exists()
+
+    def forget_if_never_begun(self) -> None:
+        """A run that failed before its first checkpoint leaves nothing that could be gone on with."""
+        if not self._steps() and not self.read_metrics():
+            self.config.unlink(missing_ok=True)
+
     def save_step(self, step: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Write the state after `step` updates and drop all but the newest checkpoints."""
         write_checkpoint(self.checkpoints / f"step-{step:08d}", tensors, facts)

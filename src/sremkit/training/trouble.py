@@ -15,6 +15,8 @@ EXPLODED = 1e8  # a loss beyond this has left every useful range
 class StoppedError(UserError):
     """The run was asked to stop and has saved itself."""
 
+    exit_code = 130  # as after Ctrl-C
+
 
 class DivergedError(UserError):
     """The loss is NaN, infinite or absurdly large."""
