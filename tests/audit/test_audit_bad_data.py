@@ -41,8 +41,8 @@ def write_rows(folder: Path, captions: list[str], *, same_picture: bool = False)
     return folder / "pairs.csv"
 
 
-def find(path: Path, out: Path) -> Audit:
-    return Audit.from_csv(path).find(out, workers=0)
+def find(path: Path, out: Path, **options) -> Audit:
+    return Audit.from_csv(path).find(out, workers=0, **options)
 
 
 def test_captions_of_every_kind_come_back_as_they_were(tmp_path: Path, judge) -> None:
@@ -93,6 +93,31 @@ def test_scores_that_only_order_the_pairs_call_no_mismatch(tmp_path: Path, judge
     )
     assert audit.get_issues()["mismatch_score"].to_pylist() == [0.01, 0.99, 0.99, 0.01]
     assert audit.get_issues()["is_mismatch"].to_pylist() == [False] * 4
+
+
+@pytest.mark.parametrize(
+    ("choice", "called"),
+    [
+        ({"fraction": 0.25}, [True, False, False, False]),  # 1 of 4
+        ({"threshold": 0.5}, [True, False, False, True]),
+        ({"fraction": 0.0}, [False] * 4),
+        ({"precision": 0.5}, [False] * 4),  # nobody knows how many of them are wrong
+    ],
+)
+def test_a_share_or_a_score_that_is_asked_for_holds_for_scores_that_only_order(
+    tmp_path: Path, judge, choice: dict[str, float], called: list[bool]
+) -> None:
+    judge.indistinct = True
+    captions = ["very wrong", "fine", "fine too", "wrong as well"]
+    audit = find(write_rows(tmp_path / "data", captions), tmp_path / "out", **choice)
+    assert audit.get_issues()["is_mismatch"].to_pylist() == called
+    assert audit.summary["mismatches"] == sum(called)
+    assert audit.summary["expected_precision"] is None  # these scores are no probabilities
+
+
+def test_pairs_that_nobody_judged_are_not_called_by_a_threshold(tmp_path: Path, judge) -> None:
+    audit = find(write_rows(tmp_path / "data", ["wrong", "fine"]), tmp_path / "out", threshold=0.9)
+    assert audit.summary["mismatches"] == 0
 
 
 def test_pictures_of_like_features_are_a_group(tmp_path: Path, judge) -> None:

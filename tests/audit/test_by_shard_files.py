@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from sharded import Watched, small_plan, write_picture_shard
 from sremkit.audit.by_shard.run import audit_by_shard
 from sremkit.audit.by_shard.shards import list_shards
 from sremkit.audit.export import export
+from sremkit.audit.stages import Choice
 from sremkit.audit.table import own_names
 from sremkit.errors import DataError
 
@@ -54,6 +56,20 @@ def test_bad_shards_stop_nothing_and_stay_in_the_table(finished) -> None:
     assert "00004" in problems[1] or "picture" in problems[1]
     assert table["mismatch_score"].null_count == 2
     assert table["id"].to_pylist()[-1] == "x"
+
+
+def test_a_share_that_is_asked_for_is_called_where_scores_only_order(
+    finished, tars: Path, tmp_path: Path
+) -> None:
+    out, summary = finished
+    assert (summary["noise_rate"], summary["mismatches"]) == (None, 0)
+    shutil.copytree(out, tmp_path / "out")
+    plan = small_plan(tmp_path / "out", list_shards(tars), choice=Choice(fraction=0.25))
+    summary = audit_by_shard(plan).summary
+    assert summary is not None
+    assert 0 < summary["mismatches"] <= 45  # a quarter of 180; pairs of one score share their fate
+    assert summary["mismatches"] == sum(filter(None, table_of(tmp_path / "out")["is_mismatch"].to_pylist()))
+    assert summary["expected_precision"] is None
 
 
 def test_the_page_shows_pictures_out_of_the_shards(finished) -> None:

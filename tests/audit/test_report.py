@@ -28,7 +28,10 @@ def test_the_head_of_the_page_says_what_was_found(tmp_path: Path) -> None:
     assert settings["settings.matcher.dim"] == "512"
     assert settings["precision"] == "0.95"
     assert settings["judging"] == "12.5"
-    assert "srem audit --help" in page.all("code")
+    assert "srem export --help" in page.all("code")
+    assert "srem audit --help" not in page.text
+    assert "0 is surely wrong, 1 surely right" in page.text
+    assert "Two separate hills" in page.text
 
 
 def test_cards_show_caption_better_caption_score_and_ranks(tmp_path: Path) -> None:
@@ -177,6 +180,33 @@ def test_too_little_data_is_said_and_nothing_is_called_right(tmp_path: Path) -> 
     assert "30 pairs are too few." in page.all("p", "callout")[0]
     assert "look right" not in page.text
     assert "Lowest scores" in page.all("h2")
+
+
+ORDER_ONLY = {"pairs": 30, "judged": 30, "noise_rate": None, "note": "30 pairs are too few."}
+
+
+@pytest.mark.parametrize("called", [0, 6])
+def test_scores_that_only_order_the_pairs_are_not_shown_as_likelihoods(tmp_path: Path, called: int) -> None:
+    score = (np.arange(30) + 0.5) / 30
+    table = columns(30, mismatch_score=score, is_mismatch=[k < called for k in range(30)])
+    page = make(tmp_path, table, {**ORDER_ONLY, "mismatches": called})
+    assert [h for h in page.all("h3") if h == "Score" or h.startswith("Energy")] == [
+        "Energy, picture to captions",
+        "Energy, caption to pictures",
+    ]
+    for claim in ("How likely", "Two separate hills", "surely", "Most certain", "look wrong", "look right"):
+        assert claim not in page.text
+    assert "0 is the worst pair and 1 the best" in page.text
+
+
+def test_pairs_that_were_called_by_order_alone_are_said_to_be_the_worst(tmp_path: Path) -> None:
+    table = columns(30, is_mismatch=[k < 6 for k in range(30)])
+    page = make(tmp_path, table, {**ORDER_ONLY, "mismatches": 6, "choice": {"fraction": 0.2}})
+    assert page.all("h1") == ["The worst 6 of 30 judged pairs"]
+    (finding,) = page.all("p", "finding")
+    assert "How many pairs are really wrong could not be told" in finding
+    assert "Worst pairs" in page.all("h2")
+    assert "called mismatches620.0 % of those judged" in page.all("dl", "tiles")[0].replace("\xa0", " ")
 
 
 def test_when_everything_is_fine_the_page_says_so(tmp_path: Path) -> None:

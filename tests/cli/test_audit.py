@@ -67,6 +67,38 @@ def test_a_finished_audit_says_so(table: Path, tmp_path: Path, capsys, judge: St
     assert len(judge.judged) == 1
 
 
+def test_where_nothing_was_called_no_clean_copy_is_offered(
+    table: Path, tmp_path: Path, capsys, judge: StandInJudge
+) -> None:
+    judge.indistinct = True
+    assert audit(table, tmp_path / "out") == 0
+    said = capsys.readouterr().out
+    assert "clean.csv" not in said
+    assert "no pair was called a mismatch" in said
+    assert f"srem export {tmp_path / 'out'} --fraction 0.1 -o keep.txt" in said
+
+
+def test_a_share_that_is_asked_for_is_called_without_a_noise_rate(
+    table: Path, tmp_path: Path, capsys, judge: StandInJudge
+) -> None:
+    judge.indistinct = True
+    assert audit(table, tmp_path / "out", "--fraction", "0.3") == 0  # 2 of 7
+    said = capsys.readouterr().out
+    assert "2 of 7 judged pairs are called mismatches\n" in said  # and nothing on how many really are
+    assert "clean.csv" in said
+
+
+def test_where_nothing_was_judged_no_export_is_offered(table: Path, tmp_path: Path, capsys) -> None:
+    table.write_text("file,title\n0.png,one\n1.png,two\n")
+    assert audit(table, tmp_path / "out") == 0
+    assert "srem export" not in capsys.readouterr().out
+
+
+def test_a_split_that_the_table_does_not_tell_is_a_sentence(table: Path, tmp_path: Path, capsys) -> None:
+    assert audit(table, tmp_path / "out", "--split", "trian") == 2
+    assert "has no split column; leave --split away" in capsys.readouterr().err
+
+
 def test_ctrl_c_leaves_everything_and_says_how_to_go_on(
     table: Path, tmp_path: Path, capsys, judge: StandInJudge, monkeypatch
 ) -> None:

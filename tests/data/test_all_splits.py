@@ -38,6 +38,19 @@ def test_a_collection_without_splits_is_read_once(tmp_path: Path) -> None:
     }
 
 
+def test_a_split_of_a_collection_without_splits_is_a_sentence(tmp_path: Path) -> None:
+    shard = write_shard(tmp_path / "x.tar", {"0": "a dog"})
+    with pytest.raises(DataError, match=r"x\.tar has no splits; leave --split away"):
+        read_collection(shard, splits=["train"])
+    write_picture(tmp_path / "a.png")
+    (tmp_path / "pairs.csv").write_text("image,text,part\na.png,a dog,1\n")
+    with pytest.raises(DataError, match=r"pairs\.csv has no split column; leave --split away"):
+        read_collection(tmp_path / "pairs.csv", splits=["1"])
+    assert list(read_collection(tmp_path / "pairs.csv", splits=["all"]).pairs) == ["all"]
+    named = read_collection(tmp_path / "pairs.csv", splits=["1"], split_column="part")
+    assert list(named.pairs) == ["1"]
+
+
 def test_split_files_are_found_in_precomputed_folders(tmp_path: Path) -> None:
     for split, count in (("train", 3), ("dev", 1)):
         write_precomp(tmp_path, split, image_rows(count), ["a dog"] * count)
@@ -51,6 +64,14 @@ def test_generated_scenes_have_their_splits_although_they_never_fail() -> None:
     collection = read_collection("scenes", num_scenes=2)
     assert {len(pairs) for pairs in collection.pairs.values()} == {10}
     assert "train" in collection.pairs
+
+
+@pytest.mark.parametrize("content", ["image,text\n", "image,text,split\n", "image,text\nnone.png,a dog\n"])
+def test_a_table_without_pairs_is_said_without_a_made_up_split(tmp_path: Path, content: str) -> None:
+    (tmp_path / "header.csv").write_text(content)
+    with pytest.raises(DataError, match="holds no pairs") as said:
+        read_collection(tmp_path / "header.csv")
+    assert "?" not in str(said.value)
 
 
 def test_bad_rows_are_left_out_and_counted(tmp_path: Path) -> None:

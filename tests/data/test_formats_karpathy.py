@@ -76,7 +76,8 @@ def test_a_missing_picture_is_named_or_its_image_skipped(tmp_path):
     write_picture(tmp_path / "c.png", "blue")
     path = write(tmp_path)
     with pytest.raises(
-        DataError, match=r"images\[1\]: the picture is missing; put it at .*b\.png or set image_root"
+        DataError,
+        match=r"images\[1\]: the picture is missing; put it at .*b\.png, or say where .* with --image-root",
     ):
         read_pairs(path)
     pairs = read_pairs(path, on_error="skip")

@@ -116,8 +116,26 @@ def test_nothing_is_recognised_in_an_empty_folder_or_a_foreign_file(tmp_path):
     (tmp_path / "empty").mkdir()
     for path in (tmp_path / "empty", tmp_path / "notes.json", tmp_path / "none" / "pairs.json"):
         assert [name for name in FORMATS if FORMATS[name].recognizes(path)] == []
-    with pytest.raises(DataError, match=r"none of the known formats .*coco.*webdataset"):
+    with pytest.raises(DataError, match=r"none of the known formats .*coco.*webdataset.*--format"):
         read_pairs(tmp_path / "empty")
+
+
+def test_pictures_without_captions_are_told_where_captions_are_looked_for(tmp_path):
+    write_picture(tmp_path / "below" / "a.png")
+    with pytest.raises(DataError, match=r"a picture a\.png needs its caption in a\.txt beside it.*caption"):
+        read_pairs(tmp_path)
+    (tmp_path / "below" / "a.txt").write_text("a dog\n")  # so it is as the sentence says
+    assert read_pairs(tmp_path).texts == ["a dog"]
+    (tmp_path / "below" / "a.txt").unlink()
+    (tmp_path / "pairs.csv").write_text("path,caption\nbelow/a.png,a cat\n")
+    assert read_pairs(tmp_path / "pairs.csv").texts == ["a cat"]
+
+
+def test_a_text_file_is_a_table_only_if_its_first_line_holds_a_tab(tmp_path):
+    (tmp_path / "notes.txt").write_text("image, caption\na\tb\n")
+    (tmp_path / "folder.txt").mkdir()
+    for name in ("notes.txt", "folder.txt", "nowhere.txt"):
+        assert [format for format in FORMATS if FORMATS[format].recognizes(tmp_path / name)] == []
 
 
 @pytest.mark.parametrize("name", ["none.json", "none/none.csv", "none"])

@@ -92,9 +92,9 @@ def test_tsv_takes_quotation_marks_as_text_unless_told(folder):
 
 
 def test_another_delimiter_can_be_named_and_its_lack_shows_the_columns(folder):
-    path = write(folder, "image;text\na.png;a dog\n")
-    assert read_pairs(path, delimiter=";").texts == ["a dog"]
-    with pytest.raises(DataError, match=r"its columns are: image;text.*delimiter="):
+    path = write(folder, "image:text\na.png:a dog\n")
+    assert read_pairs(path, delimiter=":").texts == ["a dog"]
+    with pytest.raises(DataError, match=r"its columns are: image:text.*delimiter= in Python"):
         read_pairs(path)
 
 
@@ -139,7 +139,8 @@ def test_an_id_used_twice_is_named_or_the_second_row_skipped(folder):
 def test_a_missing_picture_is_named_or_its_rows_skipped(folder):
     path = write(folder, "image,text\na.png,a dog\nz.png,a zebra\n,nothing\n")
     with pytest.raises(
-        DataError, match=r"pairs\.csv, line 3: the picture is missing; put it at .*z\.png or set image_"
+        DataError,
+        match=r"pairs\.csv, line 3: the picture is missing; put it at .*z\.png, or say where .*image_root",
     ):
         read_pairs(path)
     pairs = read_pairs(path, on_error="skip")
@@ -181,16 +182,24 @@ def test_images_on_the_web_have_ids_but_no_pictures(folder):
         (
             "image,words",
             {},
-            r"no column with a usual name for the text; its columns are: image, words; .*text=",
+            r"usual name for the text; its columns are: image, words; name one with --text \(text= in Python\)$",
         ),
         (
             "image,titel",
             {"text": "title"},
             r"no column 'title'; did you mean 'titel'\? its columns are: image, titel",
         ),
-        ("image,url,text", {}, r"several columns for image \('image', 'url'\); choose one with image="),
+        (
+            "image,url,text",
+            {},
+            r"several columns for image \('image', 'url'\); choose one with --image \(image= in Python\)",
+        ),
         ("image,text,text", {}, r"several columns for text \('text', 'text'\)"),
-        ("id,key,image,text", {}, r"several columns for id \('id', 'key'\); choose one with id="),
+        (
+            "id,key,image,text",
+            {},
+            r"several columns for id \('id', 'key'\); choose one with --id \(id= in Python\)",
+        ),
     ],
 )
 def test_columns_that_cannot_be_told_are_listed(folder, header, options, message):

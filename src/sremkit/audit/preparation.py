@@ -15,6 +15,7 @@ from sremkit.audit.own_rows import Problem
 from sremkit.data.all_splits import WHOLE, Collection
 from sremkit.data.feature_folder import MANIFEST
 from sremkit.data.features import MappedFeatures
+from sremkit.data.formats import ELSEWHERE
 from sremkit.data.pairs import FeatureSource, Pairs
 from sremkit.errors import DataError
 from sremkit.features.earlier import Contents, content_hash
@@ -87,7 +88,7 @@ def look_at(pairs: Pairs, encoders: Encoders, progress: Progress | None = None) 
     if "pooled" in missing and pairs.images is None:
         raise DataError(
             f"{pairs.name} names pictures that are not on this machine; download them (img2dataset does it), "
-            "say where they lie with image_root, or give embeddings"
+            f"{ELSEWHERE}, or give embeddings"
         )
     return Given(pairs, digest.hexdigest()[:16], tuple(missing), *bad)
 

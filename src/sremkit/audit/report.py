@@ -53,11 +53,12 @@ def write_report(
     thumbnails = Thumbnails(picture_of)
     score, wrong = rows.numbers("mismatch_score"), rows.flags("is_mismatch")
     about = {key: summary[key] for key in ("source", "settings", "versions") if key in summary}
+    numbers = _numbers(summary, score, wrong)
     page = render(
         "audit.html",
         title=words.name(Path(str(_mapping(summary.get("source")).get("path") or folder.resolve())).name),
-        numbers=_numbers(summary, score, wrong),
-        figures=_figures(rows, score, wrong),
+        numbers=numbers,
+        figures=_figures(rows, score, wrong, order_only=numbers["order_only"]),
         has_pictures=picture_of is not None,
         certain_at_once=CERTAIN_AT_ONCE,
         **_cards(rows, score, wrong, thumbnails),
@@ -107,6 +108,7 @@ def _numbers(summary: Mapping[str, Any], score: np.ndarray, wrong: np.ndarray) -
         "pairs": pairs,
         "judged": judged,
         "wrong": _count(summary.get("mismatches"), int(wrong.sum())),
+        "order_only": summary.get("noise_rate", rate) is None,  # then scores are ranks, not likelihoods
         "rate": rate.get("estimate"),
         "low": rate.get("low"),
         "high": rate.get("high"),
@@ -116,16 +118,20 @@ def _numbers(summary: Mapping[str, Any], score: np.ndarray, wrong: np.ndarray) -
     }
 
 
-def _figures(rows: ReportRows, score: np.ndarray, wrong: np.ndarray) -> list[dict[str, str]]:
+def _figures(
+    rows: ReportRows, score: np.ndarray, wrong: np.ndarray, *, order_only: bool
+) -> list[dict[str, str]]:
     drawn = []
+    kinds = ("called", "not called") if order_only else ("look wrong", "right")
     for column, (name, explanation) in FIGURES.items():
         values = score if column == "mismatch_score" else rows.numbers(column)
         finite = np.isfinite(values)
-        if not finite.any():
+        if not finite.any() or (order_only and values is score):  # the histogram of ranks is always flat
             continue
         limits = (0.0, 1.0) if values is score else tuple(np.percentile(values[finite], (0.2, 99.8)))
         groups = {"bar-wrong": values[finite & wrong], "bar-right": values[finite & ~wrong]}
-        counts = f"{len(groups['bar-wrong']):,} pairs look wrong, {len(groups['bar-right']):,} right"
+        bad, good = (f"{len(group):,}" for group in groups.values())
+        counts = f"{bad} pairs {kinds[0]}, {good} {kinds[1]}"
         title = f"Histogram of {column}: {counts}, median {np.median(values[finite]):.3g}"
         svg = stacked_histogram(groups, limits=limits, xlabel=column, title=title)
         drawn.append({"name": name, "svg": svg, "explanation": explanation})

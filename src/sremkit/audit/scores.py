@@ -24,7 +24,9 @@ UNCLEAR = (
     "right and wrong pairs look too much alike to these models to say how many are wrong; more pairs or vectors "
     "of a better encoder would help"
 )
-ORDER_ONLY = "no pair is called a mismatch, and the scores only put the pairs in order"
+ORDER_ONLY = (
+    "the scores only put the pairs in order, and none is called a mismatch without a fraction or threshold"
+)
 
 
 @dataclass(frozen=True, eq=False)

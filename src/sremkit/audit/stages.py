@@ -32,7 +32,7 @@ from sremkit.audit.sources import Source
 from sremkit.audit.table import PAIRS, Duplicates, arrow, build_table, read_table, was_judged, write_table
 from sremkit.audit.verdicts import Verdicts
 from sremkit.data.pairs import Pairs
-from sremkit.errors import UserError
+from sremkit.errors import DataError, UserError
 from sremkit.training.checkpoint import replace_file
 from sremkit.version import __version__
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BEGUN, SUMMARY = "audit.json", "summary.json"
+JUDGING, SHARDS = "judging", "shards"  # folders that tell a plain audit from one by shard
 MOST_PICTURES_COMPARED = 100_000  # comparing grows with the square: a minute or so here
 DEFAULT_PRECISION = 0.95
 
@@ -71,6 +72,10 @@ class Choice:
 
     def as_dict(self) -> dict[str, float]:
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def calls_any(self, noise_rate: object | None) -> bool:
+        """Whether pairs can be called: for a precision one must know how likely each is right."""
+        return noise_rate is not None or self.precision is None
 
     def mismatches(self, score: np.ndarray) -> np.ndarray:
         """Which of these scores are called mismatches: (m,) bool; a pair without a score is never one."""
@@ -121,13 +126,13 @@ def run_stages(source: Source, task: Task) -> Finished:
     if task.words and not source.has_texts:
         raise UserError("single words can only be judged where there are captions; leave --words away")
     if (complete := _complete(task.out, wanted)) is not None:
-        return Finished(read_table(task.out), complete, was_complete=True)
+        return complete
     _begin(task, source, given)
     with _timed(seconds, "features"):
         folder = task.out / "features" / given.key
         judgeable = make_judgeable(given, folder, task.encoders, workers=task.workers, progress=task.progress)
     with _timed(seconds, "judging"):
-        verdicts = _judge(judgeable.pairs, task, task.out / "judging" / given.key)
+        verdicts = _judge(judgeable.pairs, task, task.out / JUDGING / given.key)
     with _timed(seconds, "table"):
         is_mismatch = _mismatches(verdicts, task.choice)
         duplicates = find_duplicates(judgeable.pairs, source.has_texts)
@@ -148,12 +153,24 @@ def run_stages(source: Source, task: Task) -> Finished:
     return Finished(table, summary, was_complete=False)
 
 
-def _complete(out: Path, wanted: dict[str, Any]) -> dict[str, Any] | None:
-    """The summary of an audit that has been finished with the same input and settings, if there is one."""
-    if not (out / PAIRS).is_file() or not (out / SUMMARY).is_file():
+def facts_in(path: Path) -> dict[str, Any]:
+    """What a JSON file says; nothing where it is missing or damaged, so that it is made again."""
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def _complete(out: Path, wanted: dict[str, Any]) -> Finished | None:
+    """An audit that has been finished with the same input and settings, if all of it is there and readable."""
+    summary = facts_in(out / SUMMARY)
+    if any(name not in summary or summary[name] != value for name, value in wanted.items()):
         return None
-    summary = json.loads((out / SUMMARY).read_text(encoding="utf-8"))
-    return summary if all(summary.get(name) == value for name, value in wanted.items()) else None
+    try:
+        return Finished(read_table(out), summary, was_complete=True)
+    except DataError:
+        return None
 
 
 def _begin(task: Task, source: Source, given: Given) -> None:
@@ -163,24 +180,21 @@ def _begin(task: Task, source: Source, given: Given) -> None:
         raise UserError(f"{out} is a file; name a folder for the audit")
     out.mkdir(parents=True, exist_ok=True)
     begun = out / BEGUN
+    before = facts_in(begun)  # nothing where the file is damaged
     if not begun.is_file():
         others = [entry.name for entry in out.iterdir() if not entry.name.startswith(".")]
         if others:
             raise UserError(
                 f"{out} holds other files, such as {min(others)}; name a new folder for the audit"
             )
-    else:
-        before = json.loads(begun.read_text(encoding="utf-8"))
-        if before.get("by_shard"):
-            raise UserError(
-                f"{out} holds an audit that was made with --by-shard; name a new folder for this one"
-            )
-        if before["key"] != given.key:
-            task.say(
-                f"the input or its encoders have changed since the audit in {out} began "
-                f"({before['rows']:,} rows then, {len(source.rows):,} now), so it is made anew; "
-                f"features of pictures and texts that are the same as before are taken over from {out / 'features'}"
-            )
+    elif before.get("by_shard") or (not before and (out / SHARDS).is_dir()):
+        raise UserError(f"{out} holds an audit that was made with --by-shard; name a new folder for this one")
+    elif before.get("key", given.key) != given.key:
+        task.say(
+            f"the input or its encoders have changed since the audit in {out} began "
+            f"({before['rows']:,} rows then, {len(source.rows):,} now), so it is made anew; "
+            f"features of pictures and texts that are the same as before are taken over from {out / 'features'}"
+        )
     facts = {"key": given.key, "rows": len(source.rows), "source": source.facts}
     replace_file(begun, json.dumps(facts, indent=2) + "\n")
 
@@ -214,9 +228,9 @@ def judge_by_cross_fitting(
 
 
 def _mismatches(verdicts: Verdicts, choice: Choice) -> np.ndarray:
-    if verdicts.noise_rate is None:  # the data say too little: nothing is called wrong
+    if not choice.calls_any(verdicts.noise_rate):  # the data say too little: nothing is called wrong
         return np.zeros(len(verdicts), dtype=bool)
-    return choice.mismatches(verdicts.mismatch_score)
+    return choice.mismatches(np.where(was_judged(verdicts), verdicts.mismatch_score, np.nan))
 
 
 def find_duplicates(pairs: Pairs, has_texts: bool) -> Duplicates:
@@ -235,12 +249,14 @@ def _figures(
     reasons = Counter(problem.reason for problem in source.rows.problems.values())
     reasons.update(problem.reason for problem in judgeable.problems.values())
     called = verdicts.mismatch_score[is_mismatch]
+    # Without a noise rate scores are ranks, and their mean says nothing of how many are wrong.
+    says_how_many = verdicts.noise_rate is not None and len(called) > 0
     return {
         "pairs": len(source.rows),
         "images": source.pairs.num_images,
         "judged": int(was_judged(verdicts).sum()),
         "mismatches": int(is_mismatch.sum()),
-        "expected_precision": float((1 - called).mean()) if len(called) else None,
+        "expected_precision": float((1 - called).mean()) if says_how_many else None,
         "noise_rate": None if verdicts.noise_rate is None else asdict(verdicts.noise_rate),
         "note": verdicts.note,
         "problems": dict(reasons.most_common()),

@@ -10,7 +10,7 @@ import numpy as np
 
 from sremkit.audit.exact_line import line_of
 from sremkit.audit.stages import Choice
-from sremkit.audit.table import PAIRS, arrow, own_names, source_facts
+from sremkit.audit.table import PAIRS, arrow, damage_is_said, own_names, source_facts
 from sremkit.errors import DataError, UserError
 from sremkit.extras import require
 
@@ -35,15 +35,16 @@ class StreamedTable:
             raise DataError(
                 f"{folder} holds no finished audit (there is no {PAIRS} in it); make it with `srem audit`"
             )
-        self.schema: pa.Schema = self._parquet.read_schema(self.path)
-        self.num_rows: int = self._parquet.read_metadata(self.path).num_rows
+        with damage_is_said(self.path):
+            self.schema: pa.Schema = self._parquet.read_schema(self.path)
+            self.num_rows: int = self._parquet.read_metadata(self.path).num_rows
         self.own = own_names(self.schema)
         self.source = source_facts(self.schema)
 
     def pieces(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """These columns of some rows, then of the next ones."""
         pa = arrow()
-        with self._parquet.ParquetFile(self.path) as file:
+        with damage_is_said(self.path), self._parquet.ParquetFile(self.path) as file:
             for batch in file.iter_batches(ROWS_AT_ONCE, columns=list(dict.fromkeys(columns))):
                 yield pa.Table.from_batches([batch]).select(columns)
 

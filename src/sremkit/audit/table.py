@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,7 +99,20 @@ def read_table(folder: Path) -> pa.Table:
         raise DataError(
             f"{folder} holds no finished audit (there is no {PAIRS} in it); make it with `srem audit`"
         )
-    return parquet.read_table(folder / PAIRS)
+    with damage_is_said(folder / PAIRS):
+        return parquet.read_table(folder / PAIRS)
+
+
+@contextmanager
+def damage_is_said(path: Path) -> Iterator[None]:
+    """Turns what Arrow says of a damaged table into a sentence that tells what to do."""
+    try:
+        yield
+    except (OSError, ValueError, arrow().ArrowException) as cause:
+        reason = str(cause).split("\n")[0]
+        raise DataError(
+            f"{path} is damaged ({reason}); the same `srem audit` command makes it again"
+        ) from cause
 
 
 def own_names(schema: pa.Schema) -> dict[str, str]:

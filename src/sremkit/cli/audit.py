@@ -162,8 +162,19 @@ def say_what_was_found(
     console.print(
         f"\n  {report}  (open it in a browser)\n  {out}/pairs.parquet  (every row with its verdict)\n"
     )
-    console.print("next:")
-    console.print(
-        f"  srem export {out} --what keep-list -o keep.txt   then   srem train RECIPE --keep keep.txt"
-    )
-    console.print(f"  srem export {out} --what csv -o clean.csv")
+    _say_what_comes_next(console, summary, out)
+
+
+def _say_what_comes_next(console: Console, summary: dict[str, Any], out: Path) -> None:
+    if not summary["judged"]:
+        return
+    if summary["mismatches"]:
+        console.print("next:")
+        console.print(
+            f"  srem export {out} --what keep-list -o keep.txt   then   srem train RECIPE --keep keep.txt"
+        )
+        console.print(f"  srem export {out} --what csv -o clean.csv")
+        return
+    console.print("no pair was called a mismatch; to take the worst tenth of them all the same:")
+    console.print(f"  srem export {out} --fraction 0.1 -o keep.txt   (the list without them)")
+    console.print(f"  srem export {out} --fraction 0.1 --which drop -o worst.txt   (the list of them)")

@@ -9,7 +9,7 @@ Pictures go through EfficientNet-lite2, captions through all-MiniLM-L6-v2; both 
 goes on where it stopped. Pictures that cannot be read are reported in skipped.tsv and left out.
 Then train on the folder:
 
-srem train flickr8k-dual-srem --set data.source=features/mine --set data.format=features
+srem train features-dual-srem --set data.source=features/mine
 """
 
 from __future__ import annotations

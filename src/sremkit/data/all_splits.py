@@ -10,9 +10,10 @@ from typing import Any
 from sremkit.data.formats import FORMATS, find_format, read_pairs
 from sremkit.data.pairs import Pairs
 from sremkit.data.splits import UnknownSplitError
+from sremkit.errors import DataError
 
 WHOLE = "all"  # what the pairs of a collection without splits are called
-_NOWHERE = "?"  # a split that no collection has
+_NOWHERE = "all splits"  # a split that no collection has; messages may name it
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +42,10 @@ def read_collection(
     except UnknownSplitError as answer:
         names = splits or answer.known
         if not names:
-            raise
+            raise DataError(f"{path} holds no pairs: no split was found in it") from answer
         found = [read_pairs(path, split=name, format=format, **options) for name in names]
         return Collection({pairs.split: pairs for pairs in found}, has_splits=True)
+    if splits is not None and splits != [WHOLE]:
+        lacking = "split column" if format == "table" else "splits"
+        raise DataError(f"{path} has no {lacking}; leave --split away (split= in Python)")
     return Collection({WHOLE: replace(whole, split=WHOLE)}, has_splits=False)

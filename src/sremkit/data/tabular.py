@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -11,6 +12,9 @@ from typing import NamedTuple, Protocol
 from sremkit.data.pairs import Problems
 from sremkit.errors import DataError
 from sremkit.extras import require
+
+OTHER_SEPARATORS = (";", "\t", "|")  # than a comma, in files called .csv
+LONGEST_HEADER = 1 << 16  # bytes
 
 
 class Row(NamedTuple):
@@ -32,15 +36,31 @@ class Table(Protocol):
 
 
 def open_table(path: Path, *, delimiter: str | None = None, quoting: bool | None = None) -> Table:
-    """Open by suffix. A comma-separated file may quote its fields; in a tab-separated one quotes are text."""
+    """Open by suffix. A .csv file may quote its fields, and its header tells what separates them; in others
+    tabs do, and quotes are text.
+    """
     if path.suffix.lower() in (".parquet", ".pq"):
         return ParquetTable(path)
     tabs = path.suffix.lower() != ".csv"
     return TextTable(
         path,
-        delimiter=delimiter or ("\t" if tabs else ","),
+        delimiter=delimiter or ("\t" if tabs else _separator_in_header(path)),
         quoting=not tabs if quoting is None else quoting,
     )
+
+
+def _separator_in_header(path: Path) -> str:
+    """A comma, unless the first line has none outside quotes and something else stands in its place."""
+    try:
+        with open(path, "rb") as file:
+            header = file.readline(LONGEST_HEADER).decode("utf-8", errors="replace")
+    except OSError:  # whoever reads the table says what is wrong with the file
+        return ","
+    bare = re.sub(r'"[^"]*"', "", header)
+    if "," in bare:
+        return ","
+    likeliest = max(OTHER_SEPARATORS, key=bare.count)
+    return likeliest if likeliest in bare else ","
 
 
 class TextTable:

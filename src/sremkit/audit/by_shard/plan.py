@@ -12,7 +12,7 @@ from typing import Any
 from sremkit.audit.by_shard.shards import Shard
 from sremkit.audit.judging_settings import JudgingSettings
 from sremkit.audit.preparation import Encoders
-from sremkit.audit.stages import BEGUN, Choice
+from sremkit.audit.stages import BEGUN, JUDGING, SHARDS, Choice, facts_in
 from sremkit.errors import UserError
 from sremkit.training.checkpoint import is_valid, read_facts, replace_file
 from sremkit.version import __version__
@@ -64,19 +64,19 @@ class Plan:
         return self.out / "model"
 
     def folder(self, number: int) -> Path:
-        return self.out / "shards" / self.shards[number].name
+        return self.out / SHARDS / self.shards[number].name
 
     def part(self, number: int) -> Path:
         return self.out / "parts" / f"{self.shards[number].name}.parquet"
 
     def prepared(self, number: int) -> dict[str, Any] | None:
         """What is known of a shard whose features are there."""
-        facts = _read(self.folder(number) / "prepared.json")
+        facts = facts_in(self.folder(number) / "prepared.json")
         return facts if facts.get("stamp") == self.stamps[number] else None
 
     def judged(self, number: int) -> dict[str, Any] | None:
         """What is known of a shard whose part is there."""
-        facts = _read(self.folder(number) / "judged.json")
+        facts = facts_in(self.folder(number) / "judged.json")
         if facts.get("key") != self.part_key(number) or not self.part(number).is_file():
             return None
         return facts
@@ -106,14 +106,14 @@ def begin(plan: Plan) -> None:
     if out.is_file():
         raise UserError(f"{out} is a file; name a folder for the audit")
     out.mkdir(parents=True, exist_ok=True)
-    before = _read(out / BEGUN)
-    if not before:
+    before = facts_in(out / BEGUN)  # nothing where the file is damaged
+    if not (out / BEGUN).is_file():
         others = [entry.name for entry in out.iterdir() if not entry.name.startswith(".")]
         if others:
             raise UserError(
                 f"{out} holds other files, such as {min(others)}; name a new folder for the audit"
             )
-    elif not before.get("by_shard"):
+    elif not before.get("by_shard") and (before or (out / JUDGING).is_dir()):
         raise UserError(
             f"{out} holds an audit that was made without --by-shard; name a new folder for this one"
         )
@@ -134,13 +134,6 @@ def _state(file: Path) -> list[int]:
 
 def _hash(facts: Any) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
 
 
 def _write(path: Path, facts: dict[str, Any]) -> None:

@@ -21,9 +21,10 @@ from sremkit.audit.by_shard.parts import judge_part
 from sremkit.audit.by_shard.plan import Plan, begin, names
 from sremkit.audit.by_shard.preparing import prepare_shard
 from sremkit.audit.by_shard.sample import gather
-from sremkit.audit.stages import SUMMARY, from_nothing
-from sremkit.audit.table import PAIRS, arrow
-from sremkit.errors import UserError
+from sremkit.audit.stages import SUMMARY, facts_in, from_nothing
+from sremkit.audit.streamed_table import StreamedTable
+from sremkit.audit.table import arrow
+from sremkit.errors import DataError, UserError
 from sremkit.training.checkpoint import replace_file
 from sremkit.version import __version__
 
@@ -132,15 +133,16 @@ def _finish(plan: Plan, progress: Progress | None, seconds: dict[str, float]) ->
     num_rows = sum((plan.judged(number) or {})["rows"] for number in _all(plan))
     excerpt = Excerpt(num_rows)
     started = time.monotonic()
-    merged = merge(plan, calls=rate is not None, facts=source, each=excerpt.add, progress=progress)
+    calls = plan.choice.calls_any(rate)
+    merged = merge(plan, calls=calls, facts=source, each=excerpt.add, progress=progress)
     seconds["merging"] = time.monotonic() - started
-    facts = merged.facts
+    facts, says_how_many = merged.facts, rate is not None and merged.mismatches > 0
     summary = {
         "pairs": facts["rows"],
         "images": facts["images"],
         "judged": facts["judged"],
         "mismatches": merged.mismatches,
-        "expected_precision": merged.wrong_expected / merged.mismatches if merged.mismatches else None,
+        "expected_precision": merged.wrong_expected / merged.mismatches if says_how_many else None,
         "noise_rate": None if rate is None else asdict(rate),
         "note": model.scores.note,
         "problems": facts["problems"],
@@ -165,12 +167,15 @@ def _finish(plan: Plan, progress: Progress | None, seconds: dict[str, float]) ->
 
 
 def _complete(plan: Plan) -> dict[str, Any] | None:
-    """The summary, if this very audit has been finished."""
-    if not (plan.out / PAIRS).is_file() or not (plan.out / SUMMARY).is_file():
+    """The summary, if this very audit has been finished and its table can be opened."""
+    summary = facts_in(plan.out / SUMMARY)
+    if summary.get("key") != plan.key or summary.get("choice") != plan.choice.as_dict():
         return None
-    summary = json.loads((plan.out / SUMMARY).read_text(encoding="utf-8"))
-    same = summary.get("key") == plan.key and summary.get("choice") == plan.choice.as_dict()
-    return summary if same else None
+    try:
+        StreamedTable(plan.out)
+    except DataError:
+        return None
+    return summary
 
 
 def _source(plan: Plan) -> dict[str, Any]:

@@ -23,6 +23,8 @@ class Format(Protocol):
         """Read one split, named by the keyword `split`; every format has keyword options of its own."""
 
 
+ELSEWHERE = "say where the pictures lie with --image-root (image_root= in Python)"  # for messages
+
 FORMATS: Registry[type[Format]] = Registry("format", package="sremkit.data.formats")
 
 
@@ -41,7 +43,21 @@ def find_format(path: Path) -> str:
             return name
     if not path.exists():
         raise DataError(f"{path} does not exist; check the spelling")
-    raise DataError(f"{path} is in none of the known formats ({', '.join(FORMATS)}); name one with format=")
+    raise DataError(
+        f"{path} is in none of the known formats ({', '.join(FORMATS)}); {_what_is_missing(path)}"
+    )
+
+
+def _what_is_missing(path: Path) -> str:
+    from sremkit.data.formats.folder import first_picture
+
+    picture = first_picture(path)
+    if picture is None:
+        return "name one with --format (format= in Python)"
+    return (
+        f"a picture {picture.name} needs its caption in {picture.stem}.txt beside it, or give a CSV file with the "
+        "columns path and caption"
+    )
 
 
 def _read(format: str, path: Path, split: str, options: dict[str, Any]) -> Pairs:

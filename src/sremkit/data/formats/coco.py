@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sremkit.data.formats import FORMATS
+from sremkit.data.formats import ELSEWHERE, FORMATS
 from sremkit.data.images import FileImages
 from sremkit.data.pair_list import PairList
 from sremkit.data.pairs import OnError, Pairs, Problems
@@ -59,7 +59,7 @@ class Coco:
                 if image_id not in missing:
                     missing[image_id] = not os.path.isfile(picture)
                 if missing[image_id]:
-                    problems.found(where, "the picture is missing", f"put it at {picture} or set image_root")
+                    problems.found(where, "the picture is missing", f"put it at {picture}, or {ELSEWHERE}")
                     continue
             pair_id = str(annotation.get("id", k))
             pairs.add(where, pair_id=pair_id, text=annotation.get("caption"), image_id=image_id)

@@ -26,8 +26,7 @@ class Folder:
     def recognizes(path: Path) -> bool:
         if not path.is_dir() or any(path.glob("*.tar")):
             return False
-        files = islice(_files(path), LOOKED_AT)
-        return any(_is_picture(file) and file.with_suffix(".txt").is_file() for file in files)
+        return any(picture.with_suffix(".txt").is_file() for picture in _some_pictures(path))
 
     @staticmethod
     def read(path: Path, *, split: str, on_error: OnError = "raise") -> Pairs:
@@ -59,6 +58,15 @@ class Folder:
                 )
         sources = FileImages([path / image_id for image_id in pairs.image_ids])
         return pairs.pairs(name=path.name, split=found, images=sources)
+
+
+def first_picture(folder: Path) -> Path | None:
+    """One of the pictures in a folder, None if none is found soon."""
+    return next(_some_pictures(folder), None)
+
+
+def _some_pictures(folder: Path) -> Iterator[Path]:
+    return (file for file in islice(_files(folder), LOOKED_AT) if _is_picture(file))
 
 
 def _is_picture(file: Path) -> bool:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sremkit.data.formats import FORMATS
+from sremkit.data.formats import ELSEWHERE, FORMATS
 from sremkit.data.images import FileImages
 from sremkit.data.pair_list import PairList
 from sremkit.data.pairs import OnError, Pairs, Problems
@@ -58,7 +58,7 @@ class Karpathy:
                 continue
             picture_of_image[image_id] = picture = os.path.join(root or "", _file_name(image))
             if root is not None and not os.path.isfile(picture):
-                problems.found(where, "the picture is missing", f"put it at {picture} or set image_root")
+                problems.found(where, "the picture is missing", f"put it at {picture}, or {ELSEWHERE}")
                 continue
             _add_sentences(pairs, image, image_id, where)
         pictures = None if root is None else FileImages([picture_of_image[name] for name in pairs.image_ids])

@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from sremkit.data.features import MappedFeatures
-from sremkit.data.formats import FORMATS
+from sremkit.data.formats import ELSEWHERE, FORMATS
 from sremkit.data.images import FileImages
 from sremkit.data.pair_list import PairList
 from sremkit.data.pairs import OnError, Pairs, Problems
 from sremkit.data.splits import choose_split
 from sremkit.data.tabular import Row, Table, open_table
+from sremkit.data.text_files import head
 from sremkit.errors import DataError
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
@@ -35,6 +36,8 @@ class TableFormat:
 
     @staticmethod
     def recognizes(path: Path) -> bool:
+        if path.suffix.lower() == ".txt":  # a table if tabs separate its columns
+            return path.is_file() and b"\t" in head(path).split(b"\n")[0]
         return path.suffix.lower() in SUFFIXES and not path.is_dir()
 
     @staticmethod
@@ -99,16 +102,24 @@ def _column(path: Path, columns: Sequence[str], what: str, name: str | None) -> 
         matches = [k for k, column in enumerate(columns) if column.strip().lower() in USUAL_NAMES[what]]
     if len(matches) > 1:
         names = ", ".join(f"'{columns[k]}'" for k in matches)
-        raise DataError(f"{path} has several columns for {what} ({names}); choose one with {what}=; {listed}")
+        raise DataError(
+            f"{path} has several columns for {what} ({names}); choose one with {_option(what)}; {listed}"
+        )
     return matches[0] if matches else None
 
 
 def _no_column(path: Path, columns: Sequence[str], what: str) -> DataError:
-    features = ", or give image_features=" if what == "image" else ""
+    features = ", or give --image-emb (image_features= in Python)" if what == "image" else ""
+    one = "; if it is several, separate them by commas or name what does with delimiter= in Python"
     return DataError(
         f"{path} has no column with a usual name for the {what}; its columns are: {', '.join(columns)}; "
-        f"name one with {what}={features} (and delimiter= if the columns were not told apart)"
+        f"name one with {_option(what)}{features}{one if len(columns) == 1 else ''}"
     )
+
+
+def _option(what: str) -> str:
+    """How a column is named on the command line and in Python."""
+    return f"{what}= in Python" if what == "split_column" else f"--{what} ({what}= in Python)"
 
 
 def _collect(
@@ -175,7 +186,7 @@ class _Pictures:
         """Whether a row with this image is good; reports it otherwise."""
         if not isinstance(value, str) or not value.strip():
             reason = "no image" if value is None or isinstance(value, str) else "the image is not a path"
-            remedy = "write the path of the picture, or choose the column with image="
+            remedy = f"write the path of the picture, or choose the column with {_option('image')}"
             self.problems.found(where, reason, remedy)
             return False
         image = value.strip()
@@ -184,7 +195,7 @@ class _Pictures:
             on_disk = "file" if os.path.isfile(self._path(image)) else "missing"
             kind = self._kind[image] = "web" if image.startswith(WEB) else on_disk
         if kind == "missing" and self.needed:
-            remedy = f"put it at {self._path(image)} or set image_root"
+            remedy = f"put it at {self._path(image)}, or {ELSEWHERE}"
             self.problems.found(where, "the picture is missing", remedy)
             return False
         return True
