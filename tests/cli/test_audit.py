@@ -88,6 +88,18 @@ def test_a_share_that_is_asked_for_is_called_without_a_noise_rate(
     assert "clean.csv" in said
 
 
+def test_no_precision_is_promised_without_a_noise_rate(
+    table: Path, tmp_path: Path, capsys, judge: StandInJudge
+) -> None:
+    judge.indistinct = True
+    assert audit(table, tmp_path / "out") == 0
+    command = ["export", str(tmp_path / "out"), "-o", str(tmp_path / "keep.txt")]
+    assert main([*command, "--precision", "0.9"]) == 2
+    assert "choose by --fraction or --threshold" in capsys.readouterr().err
+    assert not (tmp_path / "keep.txt").exists()
+    assert main([*command, "--fraction", "0.3"]) == 0
+
+
 def test_where_nothing_was_judged_no_export_is_offered(table: Path, tmp_path: Path, capsys) -> None:
     table.write_text("file,title\n0.png,one\n1.png,two\n")
     assert audit(table, tmp_path / "out") == 0

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sremkit.audit.shards import Counts, copy_shards, uids_in_shards
-from sremkit.audit.stages import Choice
+from sremkit.audit.stages import SUMMARY, Choice, facts_in
 from sremkit.audit.streamed_table import ChosenRows, StreamedTable, Which
 from sremkit.audit.table import arrow
 from sremkit.data.keep_list import keep_list_lines
@@ -53,6 +53,11 @@ def export(
     out, table = Path(out), StreamedTable(Path(folder))
     if out.exists() and not overwrite:
         raise UserError(f"{out} exists already; name another file, or remove it first")
+    if choice is not None and not choice.calls_any(_noise_rate(Path(folder))):
+        raise UserError(
+            "the audit could not tell how many pairs are wrong, so its scores only put them in order and promise no "
+            "precision; choose by --fraction or --threshold (fraction=, threshold= in Python)"
+        )
     chosen = ChosenRows(table, which, choice, split)
     if chosen.count == 0:
         raise DataError(
@@ -61,6 +66,11 @@ def export(
     out.parent.mkdir(parents=True, exist_ok=True)
     left_out = EXPORTS[what](chosen, out)
     return Counts(written=chosen.count - left_out, of=table.num_rows, left_out=left_out)
+
+
+def _noise_rate(folder: Path) -> object | None:
+    """What the audit found; None where the data said too little, or the audit is not complete."""
+    return facts_in(folder / SUMMARY).get("noise_rate")
 
 
 def _write_keep_list(rows: ChosenRows, out: Path) -> int:
