@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from sremkit.methods import METHODS, Method, build_method
 from sremkit.models import BACKBONES, Matcher, build_matcher
 from sremkit.recipes import DataSettings, Recipe, load_recipe, recipe_to_toml
 from sremkit.reports.run import write_run_report
-from sremkit.settings import check_options
+from sremkit.settings import SettingsError, check_options
 from sremkit.training.checkpoint import without_prefix
 from sremkit.training.loop import Trainer
 from sremkit.training.processes import Process, this_process
@@ -299,13 +300,26 @@ def _matcher(table: dict[str, Any], pairs: Pairs, vocabulary: Vocabulary | None,
     for option, value in known.items():
         if option in backbone.__init__.__annotations__ and option not in options:
             options[option] = value()
-    return method.model(table["name"], **options)
+    with _values_of("model"):
+        return method.model(table["name"], **options)
 
 
 def _method(table: dict[str, Any]) -> Method:
     options = {key: value for key, value in table.items() if key != "name"}
     check_options(METHODS[table["name"]], options, where="method")
-    return build_method(table["name"], **options)
+    with _values_of("method"):
+        return build_method(table["name"], **options)
+
+
+@contextmanager
+def _values_of(table: str) -> Iterator[None]:
+    """Inside, something is built from a recipe's table: a value that it refuses is the recipe's, not ours."""
+    try:
+        yield
+    except ValueError as problem:
+        if isinstance(problem, UserError):
+            raise
+        raise SettingsError(f"a setting in [{table}] will not do: {problem}") from problem
 
 
 def _dim(pairs: Pairs, source: str) -> int:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import json
+import math
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -15,9 +17,43 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sremkit.errors import UnknownNameError, UserError
-from sremkit.settings import SettingsError, assign, from_table, parse_assignment, suggestion
+from sremkit.settings import (
+    Range,
+    SettingsError,
+    assign,
+    check_ranges,
+    from_table,
+    parse_assignment,
+    suggestion,
+)
 
 Precision = Literal["float32", "tf32", "bf16"]
+
+COUNT = Range(least=0)
+AT_LEAST_ONE = Range(least=1)
+SHARE = Range(least=0, most=1)
+DATA_RANGES = {"min_count": AT_LEAST_ONE, "trusted_images": COUNT}
+NOISE_RANGES = {"rate": SHARE, "seed": COUNT}
+TRAINING_RANGES = {
+    "epochs": COUNT,
+    "warmup_epochs": COUNT,
+    "batch_size": AT_LEAST_ONE,
+    "learning_rate": Range(above=0, below=math.inf, words="a positive number"),
+    "decay_after": COUNT,
+    "decay_factor": SHARE,
+    "weight_decay": Range(least=0, below=math.inf, words="0 or a positive number"),
+    "clip": Range(above=0),  # inf clips nothing
+    "average": Range(least=0, below=1, words="0, or a decay between 0 and 1 such as 0.999"),
+    "seed": COUNT,
+    "workers": COUNT,
+    "threads": AT_LEAST_ONE,
+    "micro_batch": AT_LEAST_ONE,
+    "patience": COUNT,
+    "checkpoint_minutes": Range(least=0),
+    "keep_statistics": COUNT,
+}
+DEVICES = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
+DEVICES_IN_WORDS = "auto, cpu, cuda, cuda with a number such as cuda:0, or mps"
 
 
 @dataclass(frozen=True)
@@ -37,6 +73,9 @@ class DataSettings:
     words: bool = True  # false for models on sentence vectors
     trusted_images: int = 0  # set aside with their captions, for methods that need right pairs
 
+    def __post_init__(self) -> None:
+        check_ranges(self, DATA_RANGES, where="data")
+
 
 @dataclass(frozen=True)
 class NoiseSettings:
@@ -46,6 +85,9 @@ class NoiseSettings:
     protocol: Literal["caption", "image"] = "caption"
     seed: int = 0
     file: str | None = None  # a published index file, in the place of the three above
+
+    def __post_init__(self) -> None:
+        check_ranges(self, NOISE_RANGES, where="noise")
 
 
 @dataclass(frozen=True)
@@ -76,6 +118,16 @@ class TrainingSettings:
     patience: int | None = None  # stop after so many epochs without a better validation result
     checkpoint_minutes: float = 5.0  # besides the one at the end of each epoch
     keep_statistics: int = 3  # epochs whose per-pair statistics stay on disk
+
+    def __post_init__(self) -> None:
+        check_ranges(self, TRAINING_RANGES, where="training")
+        if self.epochs + self.warmup_epochs == 0:
+            raise SettingsError(
+                "'training.epochs' and 'training.warmup_epochs' are both 0, so nothing would be trained; "
+                "set one of them to 1 or more"
+            )
+        if not DEVICES.fullmatch(self.device):
+            raise SettingsError(f"'training.device' must be {DEVICES_IN_WORDS}; got '{self.device}'")
 
 
 @dataclass(frozen=True)
@@ -117,8 +169,8 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
         shipped = recipe_files()
         if str(name_or_path) not in shipped:
             raise UnknownNameError(
-                f"there is no recipe called '{name_or_path}'; {suggestion(str(name_or_path), shipped)}. "
-                "A file of your own ends in .toml"
+                f"there is no recipe called '{name_or_path}' (a file of your own ends in .toml); "
+                f"{suggestion(str(name_or_path), shipped)}"
             )
         path = shipped[str(name_or_path)]
     try:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import numbers
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from sremkit.errors import UserError
@@ -17,7 +18,36 @@ T = TypeVar("T")
 
 
 class SettingsError(UserError, ValueError):
-    """A setting that does not exist, or of the wrong type; the message says which would be right."""
+    """A setting that does not exist, of the wrong type or out of range; the message says what would be right."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The numbers that a setting may take; a bound that is None does not bind."""
+
+    least: float | None = None
+    above: float | None = None  # as `least`, but itself refused
+    most: float | None = None
+    below: float | None = None  # as `most`, but itself refused
+    words: str = ""  # what it is, where bounds alone say too little
+
+    def __contains__(self, value: float) -> bool:
+        return (
+            (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        bounds = {
+            "at least": self.least,
+            "more than": self.above,
+            "at most": self.most,
+            "less than": self.below,
+        }
+        named = (f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None)
+        return self.words or " and ".join(named)
 
 
 def from_table(settings: type[T], table: dict[str, Any], *, where: str) -> T:
@@ -32,32 +62,46 @@ def from_table(settings: type[T], table: dict[str, Any], *, where: str) -> T:
     for key, value in table.items():
         path = f"{where}.{key}" if where else key
         if key not in known:
-            raise SettingsError(f"there is no setting '{path}'; {suggestion(key, known)}")
+            raise SettingsError(f"there is no setting '{path}'; {suggestion(key, known, where=where)}")
         hint = hints[key]
         if dataclasses.is_dataclass(hint) and isinstance(value, dict):
             values[key] = from_table(typing.cast(type, hint), value, where=path)
         else:
             values[key] = _checked(value, hint, path)
-    try:
-        return settings(**values)
-    except TypeError as cause:
-        raise SettingsError(f"the table [{where}] is incomplete: {cause}") from cause
+    _refuse_missing(settings, values, hints, where)
+    return settings(**values)
+
+
+def check_ranges(settings: Any, ranges: Mapping[str, Range], *, where: str) -> None:
+    """Refuse a dataclass whose numbers are of another type or out of range; None passes where it is allowed."""
+    hints = typing.get_type_hints(type(settings))
+    for name, allowed in ranges.items():
+        value = _checked(getattr(settings, name), hints[name], f"{where}.{name}")
+        if value is not None and value not in allowed:
+            raise SettingsError(f"'{where}.{name}' must be {allowed}, got {value!r}")
 
 
 def check_options(build: Callable, options: dict[str, Any], *, where: str) -> None:
-    """Refuse options that the constructor `build` does not take."""
+    """Refuse options that the constructor `build` does not take, or takes as another simple type."""
     parameters = inspect.signature(build).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return  # it passes them on and is told off by whatever takes them
-    for key in options:
-        if key not in parameters:
-            raise SettingsError(f"there is no setting '{where}.{key}'; {suggestion(key, parameters)}")
+    # A constructor that passes options on leaves it to whatever takes them to tell those off.
+    passes_on = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    hints = _hints_of(build)
+    for key, value in options.items():
+        if key not in parameters and not passes_on:
+            known = suggestion(key, parameters, where=where)
+            raise SettingsError(f"there is no setting '{where}.{key}'; {known}")
+        if key in parameters and _is_simple(hints.get(key)):
+            _checked(value, hints[key], f"{where}.{key}")
 
 
-def suggestion(key: str, known: Iterable[str]) -> str:
+def suggestion(key: str, known: Iterable[str], *, where: str = "") -> str:
+    """What was meant, as a question, or else all that there is; `where` is the table that the key is in."""
     known = sorted(known)
     near = difflib.get_close_matches(key, known, n=1)
-    return f"did you mean '{near[0]}'?" if near else f"known are: {', '.join(known)}"
+    if not near:
+        return f"known are: {', '.join(known)}"
+    return f"did you mean '{where}.{near[0]}'?" if where else f"did you mean '{near[0]}'?"
 
 
 def parse_assignment(assignment: str) -> tuple[list[str], Any]:
@@ -83,16 +127,51 @@ def assign(table: dict[str, Any], key: list[str], value: Any) -> None:
     table[key[-1]] = value
 
 
+def _refuse_missing(settings: type, given: Iterable[str], hints: dict[str, Any], where: str) -> None:
+    """Say which settings without a default were left out; those that are tables as tables."""
+    missing = []
+    for field in dataclasses.fields(settings):
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and field.init and field.name not in given:
+            path = f"{where}.{field.name}" if where else field.name
+            hint = hints[field.name]
+            is_table = dataclasses.is_dataclass(hint) or (typing.get_origin(hint) or hint) is dict
+            missing.append(f"the table [{path}]" if is_table else f"'{path}'")
+    if missing:
+        whole = f"the table [{where}]" if where else "the recipe"
+        raise SettingsError(f"{whole} is incomplete: add {' and '.join(missing)}")
+
+
+def _hints_of(build: Callable) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(build.__init__ if inspect.isclass(build) else build)
+    except NameError:  # annotated with what only type checkers import
+        return {}
+
+
+def _is_simple(hint: Any) -> bool:
+    """Whether values of this type are written in a recipe as they are: numbers, strings, true and false."""
+    simple = (int, float, bool, str, type(None))
+    return all(kind in simple or typing.get_origin(kind) is typing.Literal for kind in _alternatives(hint))
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint) if is_union else (hint,)
+
+
 def _checked(value: Any, hint: Any, path: str) -> Any:
     """The value, if it is of the annotated type; a whole number may stand for a real one."""
-    allowed = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    allowed = _alternatives(hint)
     for kind in allowed:
         if typing.get_origin(kind) is typing.Literal:
             if value in typing.get_args(kind):
                 return value
-        elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        elif kind is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
             return float(value)
-        elif kind is int and isinstance(value, bool):
+        elif kind is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
+            return int(value)
+        elif kind is int:
             continue
         elif kind is Any or isinstance(value, typing.get_origin(kind) or kind):
             return value

@@ -46,8 +46,10 @@ def test_a_size_that_fails_does_not_cost_the_others(
         return {"backbone": name, "way": way, "axis": axis, "size": getattr(sizes, axis), "seconds": 0.001}
 
     monkeypatch.setattr(growth, "step_row", refuse)
-    assert main([*TINY, "-o", str(tmp_path / "g.csv")]) == 0
-    assert "FAILED: RuntimeError: out of memory" in capsys.readouterr().out
+    assert main([*TINY, "-o", str(tmp_path / "g.csv")]) == 1
+    printed = capsys.readouterr().out
+    assert "FAILED: RuntimeError: out of memory" in printed
+    assert printed.endswith("1 of 12 measurements failed\n")
     with (tmp_path / "g.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 11
 

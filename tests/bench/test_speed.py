@@ -13,7 +13,7 @@ from sremkit.bench import speed
 from sremkit.bench.kernel_check import can_check
 from sremkit.bench.operations import Sizes, Work, training_work
 from sremkit.bench.stepping import Bench
-from sremkit.cli.main import build_parser
+from sremkit.cli.main import build_parser, main
 from sremkit.models import build_matcher
 
 
@@ -82,7 +82,10 @@ def test_a_way_that_fails_does_not_cost_the_others(capsys, monkeypatch: pytest.M
     monkeypatch.setattr(speed, "scoring_row", refuse)
     found = speed.run(arguments(["saf", *TINY, "--ways", "plain"]))
     assert [row["what"] for row in found["rows"]] == ["training step"]
+    assert found["failed"] == [{"backbone": "saf", "way": "plain", "error": "RuntimeError"}]
     assert "FAILED: RuntimeError: no such thing" in capsys.readouterr().out
+    assert main(["bench", "speed", "saf", *TINY, "--ways", "plain"]) == 1
+    assert capsys.readouterr().out.endswith("1 of 2 measurements failed\n")
 
 
 def test_a_profile_names_the_operations_of_a_step(capsys) -> None:

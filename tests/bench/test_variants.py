@@ -269,7 +269,7 @@ def test_a_run_with_a_ramp_goes_on_exactly_where_it_was_stopped(tmp_path: Path) 
         ({"threshold_from": "0"}, "'method.threshold_from' must be one of zero, equal-logits"),
         ({"weights": "none"}, "'method.weights' must be one of swapped, own"),
         ({"filtration": False}, "'method.filtration' is a switch of the method 'srem'"),
-        ({"clean_margins": 1.0}, "no setting 'method.clean_margins'; did you mean 'clean_margin'"),
+        ({"clean_margins": 1.0}, "no setting 'method.clean_margins'; did you mean 'method.clean_margin'"),
     ],
 )
 def test_what_a_variant_cannot_do_is_refused(options: dict[str, Any], sentence: str) -> None:

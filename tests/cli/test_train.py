@@ -126,6 +126,10 @@ def test_a_recipe_without_its_data_says_how_to_find_them(tmp_path: Path, monkeyp
         (["train", "scenes-srem", "--set", "method.margn=3"], "margn"),
         (["train", "scenes-srem", "--set", "model.embed=3"], "did you mean 'model.embed_size'"),
         (["train", "scenes-srem", "--set", "model.name=sgrr"], "did you mean"),
+        (
+            ["train", "scenes-srem-plus", *TINY, "--set", "method.belief_power=-1"],
+            "[method] will not do: belief_power",
+        ),
         (["train", "--resume", "nowhere"], "nowhere holds no run"),
         (["eval", "nowhere"], "holds no run"),
     ],

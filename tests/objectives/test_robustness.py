@@ -189,6 +189,19 @@ def test_logits_of_the_wrong_kind_are_refused_in_words(logits: torch.Tensor, sen
         SREM()(logits)
 
 
+def test_what_is_no_tensor_is_refused_in_words() -> None:
+    logits = random_logits(4)
+    with pytest.raises(
+        TypeError, match=r"^logits must be a torch\.Tensor, got numpy\.ndarray; make one with"
+    ):
+        SREM()(logits.numpy())
+    for ids, kind in (([1, 1, 2, 3], "list"), (("a", "a", "b", "c"), "tuple")):
+        with pytest.raises(
+            TypeError, match=rf"^image_ids, integers, must be a torch\.Tensor, got {kind}; make one"
+        ):
+            SREM()(logits, image_ids=ids)
+
+
 def test_image_ids_of_the_wrong_number_are_refused_in_words() -> None:
     with pytest.raises(ValueError, match=r"one number for each of the 4 pairs; got shape \(3,\)"):
         SREM()(random_logits(4), image_ids=torch.arange(3))

@@ -80,12 +80,13 @@ def _jobs(args: argparse.Namespace, *, on_cuda: bool) -> Iterator[tuple[str, str
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure what fits the budget, then draw it; what fails, for want of memory mostly, is passed over."""
+    """Measure what fits the budget, then draw it; what fails, mostly for want of memory, is kept in `failed`."""
     unknown = sorted({"dual", "clip"} & set(args.backbones))
     if unknown:
         raise UserError(f"{', '.join(unknown)}: growth is measured for backbones with words and regions")
     args.out.parent.mkdir(parents=True, exist_ok=True)
     bench = Bench(args)
+    bench.result["failed"] = []
     print(bench.describe())
     jobs = list(_jobs(args, on_cuda=bench.device.type == "cuda"))
     if not jobs:
@@ -101,6 +102,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             row = step_row(bench, name, way, axis, sizes)
         except Exception as error:  # one size that fails must not cost the others
             print(f"{head} FAILED: {type(error).__name__}: {str(error)[:300]}", flush=True)
+            bench.result["failed"].append(
+                {"backbone": name, "way": way, "axis": axis, "error": type(error).__name__}
+            )
             continue
         peak = f" {row['peak_gb']:>7.2f} GB" if "peak_gb" in row else ""
         bench.keep(row, f"{head} {1e3 * row['seconds']:>9.2f} ms{peak}")

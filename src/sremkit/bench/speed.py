@@ -134,8 +134,9 @@ def _jobs(
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure everything that fits the budget; what fails is named and passed over."""
+    """Measure everything that fits the budget; what fails is named and kept in `failed`."""
     bench = Bench(args)
+    bench.result["failed"] = []
     print(bench.describe())
     if args.check:
         if can_check(args.device):
@@ -160,6 +161,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             bench.keep(row, _line(row))
         except Exception as error:  # one way that fails must not cost the others
             print(f"{name:<10} {way:<9} FAILED: {type(error).__name__}: {str(error)[:800]}", flush=True)
+            bench.result["failed"].append({"backbone": name, "way": way, "error": type(error).__name__})
         if bench.device.type == "cuda":
             torch.cuda.empty_cache()
     return bench.result

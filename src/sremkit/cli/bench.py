@@ -19,38 +19,48 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sremkit.errors import UserError
+
 if TYPE_CHECKING:
     from sremkit.bench.tables import Table
 
 HELP = "compare methods, by command"
 EVERY_METHOD = "hinge,hinge-mean,infonce,rcl,decl,ncr,bicro,mscn,srem,srem-plus"
+COUNTS = (
+    "seeds",
+    "side_by_side",
+    "epochs",
+    "batch_size",
+    "images",
+    "steps",
+    "rounds",
+)  # of which one at least
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="benches", metavar="BENCH", required=True)
-    _add_methods(_bench(actions, "methods", "methods against each other over noise rates and seeds"))
-    _add_ablation(_bench(actions, "ablation", "SREM's parts, one after another, as the paper's table"))
-    _add_questions(_bench(actions, "questions", "what the paper leaves open in SREM, one change at a time"))
-    _add_efficiency(_bench(actions, "efficiency", "what an epoch costs: seconds and memory of every method"))
-    _add_speed(
-        _bench(actions, "speed", "training steps and scoring of a backbone: plain, compiled, by kernels")
-    )
-    _add_growth(_bench(actions, "growth", "how a training step grows with batch, words, regions and width"))
-    _add_loader(_bench(actions, "loader", "whether data read from disk keep up with the device"))
-    _add_figures(_bench(actions, "figures", "the paper's figures, as PNG and SVG"))
+
+    def bench(name: str, help: str) -> argparse.ArgumentParser:
+        description = f"{help[0].upper()}{help[1:]}."
+        formatter = parser.formatter_class  # that of every command, which states the defaults there are
+        return actions.add_parser(name, help=help, description=description, formatter_class=formatter)
+
+    _add_methods(bench("methods", "methods against each other over noise rates and seeds"))
+    _add_ablation(bench("ablation", "SREM's parts, one after another, as the paper's table"))
+    _add_questions(bench("questions", "what the paper leaves open in SREM, one change at a time"))
+    _add_efficiency(bench("efficiency", "what an epoch costs: seconds and memory of every method"))
+    _add_speed(bench("speed", "training steps and scoring of a backbone: plain, compiled, by kernels"))
+    _add_growth(bench("growth", "how a training step grows with batch, words, regions and width"))
+    _add_loader(bench("loader", "whether data read from disk keep up with the device"))
+    _add_figures(bench("figures", "the paper's figures, as PNG and SVG"))
 
 
-def run(args: argparse.Namespace) -> None:
-    args.act(args)
-
-
-def _bench(actions: Any, name: str, help: str) -> argparse.ArgumentParser:
-    return actions.add_parser(
-        name,
-        help=help,
-        description=f"{help[0].upper()}{help[1:]}.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+def run(args: argparse.Namespace) -> int | None:
+    for name in COUNTS:
+        if getattr(args, name, 1) < 1:
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(f"{option} must be 1 or more, got {getattr(args, name)}")
+    return args.act(args)
 
 
 def _add_methods(parser: argparse.ArgumentParser) -> None:
@@ -99,9 +109,7 @@ def _add_figures(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backbone", default="dual", help="curves: which backbone")
     parser.add_argument("--methods", help="curves: comma-separated (default: all there are)")
     parser.add_argument("--recipe", default="flickr8k-dual-srem", help="energies, examples: what to train")
-    parser.add_argument(
-        "--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[], help="for the recipe"
-    )
+    _add_set(parser, help="for the recipe")
     parser.add_argument("-o", "--out", type=Path, default=Path("runs/figures"), help="folder")
     parser.set_defaults(act=_figures)
 
@@ -161,12 +169,16 @@ def _add_grid(parser: argparse.ArgumentParser, *, out: str) -> None:
 
 
 def _add_common(parser: argparse.ArgumentParser, *, out: str) -> None:
-    parser.add_argument(
-        "--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[], help="for every cell"
-    )
+    _add_set(parser, help="for every cell")
     parser.add_argument("-o", "--out", type=Path, default=Path(out), help="CSV file")
     parser.add_argument(
         "--table", type=Path, action="append", default=[], metavar="FILE", help="also as .md, .tex or .html"
+    )
+
+
+def _add_set(parser: argparse.ArgumentParser, *, help: str) -> None:
+    parser.add_argument(
+        "--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[], help=help
     )
 
 
@@ -174,18 +186,18 @@ def _methods(args: argparse.Namespace) -> None:
     from sremkit.bench.means import means_of
     from sremkit.bench.methods import method_cells, methods_table, run_methods
 
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     backbones = args.backbone.split(",")
     cells = method_cells(
         args.data,
         backbones,
         args.methods.split(","),
-        [float(rate) for rate in args.noise.split(",")],
+        _rates(args.noise),
         range(args.seeds),
         protocol=args.protocol,
         overrides=args.overrides,
     )
     means = means_of(cells, backbones)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     rows = run_methods(cells, args.out, means=means, side_by_side=args.side_by_side)
     title = f"{args.data}, noise per {args.protocol}, mean ± deviation over {args.seeds} seeds"
     _show(methods_table(rows, title=title), args)
@@ -195,9 +207,9 @@ def _ablation(args: argparse.Namespace) -> None:
     from sremkit.bench.ablation import ablation_cells, ablation_table
     from sremkit.bench.grid import run_grid, write_csv
 
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    rates = [float(rate) for rate in args.noise.split(",")]
+    rates = _rates(args.noise)
     cells = ablation_cells(args.recipe, rates, range(args.seeds), overrides=args.overrides)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
 
     def tell(row: dict[str, Any]) -> None:
         parts = [name for name in ("filtration", "weighting", "complementary", "rectification") if row[name]]
@@ -218,7 +230,7 @@ def _questions(args: argparse.Namespace) -> None:
     data, located = name_and_place(args.data)
     recipe = args.recipe or f"{data}-{args.backbone}-srem"
     answers = choose([name for name in args.only.split(",") if name])
-    rates = [float(rate) for rate in args.noise.split(",")]
+    rates = _rates(args.noise)
     overrides = [*located, *args.overrides]
     cells = question_cells(recipe, answers, rates, range(args.seeds), overrides=overrides)
     args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -247,28 +259,49 @@ def _efficiency(args: argparse.Namespace) -> None:
     _show(efficiency_table(rows), args)
 
 
-def _speed(args: argparse.Namespace) -> None:
+def _speed(args: argparse.Namespace) -> int:
     from sremkit.bench.speed import run as measure
 
-    measure(args)
+    _check_steps(args)
+    return _exit_code(measure(args))
 
 
-def _growth(args: argparse.Namespace) -> None:
+def _growth(args: argparse.Namespace) -> int:
     from sremkit.bench.growth import run as measure
 
-    measure(args)
+    _check_steps(args)
+    return _exit_code(measure(args))
 
 
 def _loader(args: argparse.Namespace) -> None:
     from sremkit.bench.loader import run as measure
 
+    _check_steps(args)
     measure(args)
+
+
+def _check_steps(args: argparse.Namespace) -> None:
+    """Refuse backbones and a device that there are not, before anything is measured."""
+    from sremkit.models import BACKBONES
+    from sremkit.training.processes import this_process
+
+    for name in args.backbones:
+        BACKBONES[name]
+    if args.device is not None:
+        args.device = str(this_process(args.device).device)
+
+
+def _exit_code(result: dict[str, Any]) -> int:
+    """1 if a measurement failed: the others were made all the same, but a script must learn of it."""
+    failed, done = len(result["failed"]), len(result["rows"])
+    if failed:
+        print(f"\n{failed} of {failed + done} measurements failed")
+    return 1 if failed else 0
 
 
 def _figures(args: argparse.Namespace) -> None:
     from sremkit.bench import figures
     from sremkit.bench.grid import read_rows
-    from sremkit.errors import UserError
     from sremkit.recipes import load_recipe
 
     if args.what == "curves":
@@ -292,6 +325,17 @@ def _figures(args: argparse.Namespace) -> None:
                 prepared.train, last, prepared.is_noisy, args.out / f"examples-{args.recipe}"
             )
     print("\n".join(map(str, files)))
+
+
+def _rates(text: str) -> list[float]:
+    """Of "0.2,0.4" the numbers."""
+    try:
+        rates = [float(rate) for rate in text.split(",")]
+    except ValueError:
+        rates = []
+    if not rates or not all(0 <= rate <= 1 for rate in rates):
+        raise UserError(f"--noise takes comma-separated rates from 0 to 1, such as 0.2,0.4; got '{text}'")
+    return rates
 
 
 def _show(table: Table, args: argparse.Namespace) -> None:

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "make",
         help="shuffle a share of the pairs and write the index file",
         description="Shuffle a share of the pairs, seeded, and write the index file that says so.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=parser.formatter_class,
     )
     source = make.add_mutually_exclusive_group(required=True)
     source.add_argument("--data", type=Path, help="pairs to make the noise for, in any known format")
@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "inspect",
         help="say what an index file does",
         description="Say what an index file does: protocol, realised rate, images hit, hash.",
+        formatter_class=parser.formatter_class,
     )
     inspect.add_argument("files", type=Path, nargs="+", metavar="FILE", help=".npy files in either format")
     inspect.add_argument(
@@ -65,15 +66,26 @@ def _make(args: argparse.Namespace) -> None:
     from sremkit.data import make_noise, read_pairs, save_noise
     from sremkit.data.noise import inspect_noise
 
+    if args.seed < 0:
+        raise UserError(f"--seed must be 0 or more, got {args.seed}")
     if args.out.exists():
         raise UserError(f"{args.out} exists already; name another file or remove it first")
     if args.data is not None:
         image_of_text = read_pairs(args.data, split=args.split).image_of_text
     else:
+        _check_counts(args)
         image_of_text = np.repeat(np.arange(args.images), args.captions_per_image)
     noise = make_noise(image_of_text, rate=args.rate, protocol=args.protocol, seed=args.seed)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     save_noise(noise, args.out)
     _describe(args.out, inspect_noise(args.out, image_of_text=image_of_text))
+
+
+def _check_counts(args: argparse.Namespace) -> None:
+    if args.images < 1:
+        raise UserError(f"--images is the number of images, 1 or more; got {args.images}")
+    if args.captions_per_image < 1:
+        raise UserError(f"--captions-per-image must be 1 or more, got {args.captions_per_image}")
 
 
 def _inspect(args: argparse.Namespace) -> None:

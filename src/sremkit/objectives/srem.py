@@ -186,6 +186,10 @@ class SREM(nn.Module):
         )
 
     def _check(self, logits: Tensor, warmup: bool, image_ids: Tensor | None) -> None:
+        for name, value in (("logits", logits), ("image_ids, integers,", image_ids)):
+            if value is not None and not isinstance(value, Tensor):
+                given = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
+                raise TypeError(f"{name} must be a torch.Tensor, got {given}; make one with torch.as_tensor")
         check_logits(logits)
         self._check_options(len(logits), warmup, image_ids)
         if self.check_finite and not torch.compiler.is_compiling() and not all_finite(logits):

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from sremkit.errors import UserError
 from sremkit.extras import require
+from sremkit.recipes import DEVICES, DEVICES_IN_WORDS
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Process:
 
 def this_process(device: str = "auto") -> Process:
     """Find out how this process was started, and join the others if there are any."""
+    _check_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -53,3 +56,21 @@ def joined(device: str = "auto") -> Iterator[Process]:
     finally:
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _check_device(device: str) -> None:
+    """Refuse a device that there is not, before anything is read or built for it."""
+    if not DEVICES.fullmatch(device):
+        raise UserError(f"there is no device called '{device}'; choose {DEVICES_IN_WORDS}")
+    instead = "use the processor: training.device=cpu, or --device cpu in an evaluation"
+    if device == "mps" and not torch.backends.mps.is_available():
+        raise UserError(f"the device 'mps' was asked for, but no MPS device was found; {instead}")
+    if not device.startswith("cuda"):
+        return
+    if not torch.cuda.is_available():
+        raise UserError(f"the device '{device}' was asked for, but no CUDA device was found; {instead}")
+    count, number = torch.cuda.device_count(), int(device.partition(":")[2] or 0)
+    if number >= count:
+        raise UserError(
+            f"the device '{device}' was asked for, but there are {count} CUDA devices; count from cuda:0"
+        )
