@@ -123,3 +123,17 @@ def test_data_may_lie_in_a_folder_of_ones_own(measured: list[Recipe], tmp_path: 
     assert [recipe.name for recipe in measured] == ["flickr8k-sgr-srem", "flickr8k-sgr-mscn"]
     assert [recipe.training.epochs for recipe in measured] == [3, 3]
     assert [row["data"] for row in rows] == ["flickr8k", "flickr8k"]
+
+
+def test_a_row_belongs_to_the_device_that_was_found(
+    measured: list[Recipe], tmp_path: Path, monkeypatch
+) -> None:
+    """The recipe says "auto" on every machine, and a machine may have got a device since."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    measure_efficiency("flickr8k", "sgr", ["srem"], tmp_path)
+    assert measured[0].training.device == "auto"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for count, name in ((2, "one kind"), (3, "another kind"), (3, "one kind")):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
+        measure_efficiency("flickr8k", "sgr", ["srem"], tmp_path)
+        assert len(measured) == count

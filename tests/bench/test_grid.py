@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from sremkit import experiment
 from sremkit.bench import grid
@@ -92,6 +95,53 @@ def test_cells_side_by_side_give_the_same_rows(tmp_path: Path) -> None:
     for one, other in zip(alone, together, strict=True):
         assert one["test_rsum"] == other["test_rsum"]
         assert one["train_auroc"] == other["train_auroc"]
+
+
+def test_a_cell_that_fails_takes_no_other_cells_row_with_it(tmp_path: Path, monkeypatch) -> None:
+    """Threads for processes, and results in the order of the cells: the second and fourth of five fail."""
+
+    def run_cell(recipe: grid.Recipe, *rest: object) -> dict[str, Any]:
+        if recipe.training.seed % 2:
+            raise ValueError(f"seed {recipe.training.seed} is odd")
+        return {"test_rsum": float(recipe.training.seed)}
+
+    monkeypatch.setattr(grid, "run_cell", run_cell)
+    monkeypatch.setattr(grid, "ProcessPoolExecutor", lambda workers, **_: ThreadPoolExecutor(workers))
+    monkeypatch.setattr(grid, "as_completed", list)
+    cells = [({"seed": seed}, tiny(training__seed=seed)) for seed in range(5)]
+    told: list[int] = []
+    with pytest.raises(ValueError, match="seed 1 is odd"):
+        grid.run_grid(cells, tmp_path, side_by_side=2, on_row=lambda row: told.append(row["seed"]))
+    assert told == [0, 2, 4]
+    kept = {
+        seed
+        for seed, (_, recipe) in enumerate(cells)
+        if (tmp_path / f"{grid.cell_key(recipe)}.json").exists()
+    }
+    assert kept == {0, 2, 4}
+
+
+def test_the_best_model_is_tested_and_not_the_last(monkeypatch) -> None:
+    def weights(matcher: Any) -> dict[str, Tensor]:
+        return {name: t.clone() for name, t in matcher.state_dict().items()}
+
+    validated: list[dict[str, Tensor]] = []
+    tested: list[dict[str, Tensor]] = []
+    results = iter([30.0, 50.0, 40.0])
+    monkeypatch.setattr(
+        experiment,
+        "validation_metrics",
+        lambda m, *_: validated.append(weights(m)) or {"rsum": next(results)},
+    )
+    for name in ("score_pairs", "judge_pairs"):
+        plain = getattr(grid, name)
+        monkeypatch.setattr(grid, name, lambda m, *a, plain=plain: tested.append(weights(m)) or plain(m, *a))
+    row = grid.run_cell(tiny(training__epochs=2))
+    assert (row["val_rsum"], row["last_val_rsum"], row["best_epoch"]) == (50.0, 40.0, 2)
+    assert len(tested) == 2
+    for one in tested:
+        assert all(torch.equal(t, validated[1][name]) for name, t in one.items())
+        assert not all(torch.equal(t, validated[2][name]) for name, t in one.items())
 
 
 def test_the_methods_bench_writes_csv_and_a_table(tmp_path: Path, monkeypatch) -> None:

@@ -51,16 +51,17 @@ def test_published_recalls_add_up_to_their_sums() -> None:
 
 def test_every_language_says_the_same_and_escapes_its_signs(tmp_path: Path) -> None:
     table = Table("a & b", ["name", "x_1"], labels=1)
-    table.add_section("50 % <all>", [["p|q", "1 ± 2"]])
+    table.add_section("50 % <all>", [["p|q", "1 ± 2"], ["i→t", "✓"]])
     for ending, expected in {
         ".md": [r"| p\|q | 1 ± 2 |", "*50 % <all>*"],
-        ".tex": [r"x\_1", r"$\pm$", r"50 \% <all>", r"\bottomrule"],
+        ".tex": [r"x\_1", r"$\pm$", r"50 \% <all>", r"\bottomrule", r"i$\to$t & $\checkmark$ \\"],
         ".html": ["<td>p|q</td>", "50 % &lt;all&gt;", "<title>a &amp; b</title>"],
         ".txt": ["p|q   1 ± 2"],
     }.items():
         table.write(tmp_path / f"t{ending}")
         text = (tmp_path / f"t{ending}").read_text(encoding="utf-8")
         assert all(part in text for part in expected), text
+        assert ending != ".tex" or text.isascii()
     with pytest.raises(UserError, match=r"ends in '.pdf'; tables are written as .md"):
         table.write(tmp_path / "t.pdf")
     with pytest.raises(ValueError, match="3 cells in a table of 2 columns"):
@@ -93,7 +94,13 @@ def test_the_ablation_adds_one_part_at_a_time() -> None:
 
 
 def test_the_efficiency_table_compares_with_srem() -> None:
-    common = {"data": "flickr8k", "backbone": "dual", "device": "x", "peak_memory_mb": 100.0}
+    common = {
+        "data": "flickr8k",
+        "backbone": "dual",
+        "device": "x",
+        "peak_memory_mb": 100.0,
+        "recorded": False,
+    }
     rows = [
         {**common, "method": "bicro", "networks": 2, "filter_seconds": 1.0, "train_seconds": 5.0},
         {**common, "method": "srem", "networks": 1, "filter_seconds": 0.0, "train_seconds": 3.0},

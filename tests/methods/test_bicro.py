@@ -190,5 +190,5 @@ def test_the_warm_up_learns_from_the_pairs_of_smallest_loss_alone() -> None:
 
 
 def test_a_misspelt_option_is_told() -> None:
-    with pytest.raises(UserError, match="did you mean 'method.margin'"):
+    with pytest.raises(UserError, match=r"did you mean 'method\.margin'"):
         build_method("bicro", margn=0.1)

@@ -11,7 +11,7 @@ import torch
 from oracles import decl as oracle
 from sremkit.data import Batches, make_noise
 from sremkit.data.batch import Batch
-from sremkit.methods import build_method
+from sremkit.methods import Surroundings, build_method
 from sremkit.methods.decl import DECL
 from training import tiny
 
@@ -146,3 +146,21 @@ def test_logits_can_be_the_similarity() -> None:
         Fixed(logits.tanh()), batch, warmup=False
     )
     assert by_logit.total == by_tanh.total
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_another_caption_of_the_same_image_does_not_win_against_a_pair(masked: bool) -> None:
+    """Pairs 0 and 1 share their image, which likes text 1 better than text 0."""
+
+    class Told(torch.nn.Module):
+        def forward(self, batch: Batch) -> torch.Tensor:
+            logits = torch.eye(6)
+            logits[0, 1] = logits[1, 0] = 2.0
+            return logits[batch.pair_id][:, batch.pair_id]
+
+    image_id = torch.tensor([0, 0, 1, 2, 3, 4])
+    whole = Batch(pair_id=torch.arange(6), image_id=image_id)
+    method = build_method("decl", similarity="logit", mask_repeated_images=masked)
+    method.start(Surroundings(6, torch.device("cpu"), Told(), lambda round_: iter([whole])))
+    method.begin_epoch(1, warmup=False)
+    assert method.believed.tolist() == [masked, masked, True, True, True, True]

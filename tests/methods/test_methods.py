@@ -138,6 +138,14 @@ def test_srem_plus_believes_the_upper_heap_and_everybody_when_there_is_one_heap(
     assert (method.belief == 1).all()
 
 
+@pytest.mark.parametrize("least_separation", [1.5, 0.0])
+def test_srem_plus_believes_everybody_when_nothing_tells_the_pairs_apart(least_separation: float) -> None:
+    method = started_plus(500, least_separation=least_separation)
+    method.memory = torch.full((500,), -4.8)
+    method.finish_epoch()
+    assert method.belief.min() > 0.999
+
+
 def test_srem_plus_believes_less_who_may_be_wrong() -> None:
     generator = torch.Generator().manual_seed(0)
     usual, careful = started_plus(400), started_plus(400, belief_power=3.0)

@@ -94,3 +94,13 @@ def test_too_few_or_bad_values_are_refused() -> None:
         fit_two_normals(torch.zeros(3))
     with pytest.raises(ValueError, match="finite"):
         fit_two_normals(torch.tensor([0.0, 1.0, 2.0, float("nan")]))
+
+
+@pytest.mark.parametrize("value", [-4.8, 0.0, 3.0])
+def test_values_that_are_all_equal_are_one_heap_and_nobody_is_the_worse_for_it(value: float) -> None:
+    values = torch.full((500,), value)
+    mixture = fit_two_normals(values)
+    assert mixture.separation == 0.0
+    assert mixture.mean.tolist() == pytest.approx([value, value], abs=1e-6)
+    assert mixture.weight.sum().item() == pytest.approx(1.0)
+    assert mixture.upper_probability(values).min() > 0.999

@@ -11,7 +11,7 @@ import torch
 from oracles import mscn as oracle
 from sremkit.data import Batches, make_noise
 from sremkit.data.batch import Batch
-from sremkit.methods import Surroundings, build_method
+from sremkit.methods import Surroundings, build_method, mscn
 from sremkit.methods.mscn import MSCN, Judging, correction, random_pairs
 from sremkit.objectives.triplet import triplet
 from training import tiny
@@ -295,3 +295,31 @@ def test_the_two_selections_find_planted_noise() -> None:
         assert kept[~is_noisy].float().mean() > 0.6
         assert kept[is_noisy].float().mean() < 0.3
     assert not torch.equal(*trainer.method.kept)
+
+
+def test_the_virtual_step_of_each_network_learns_from_what_the_other_one_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the real step does; a network that is judged by a step on its own selection confirms itself."""
+    batch, logits = eight()
+    trainer = tiny.tiny_trainer(method="mscn")
+    method = trainer.method
+    method.start(trainer.surroundings())
+    method.kept[:, :8] = KEPT
+    seen: list[float] = []
+    networks = trainer.matcher.networks()
+    gradients = mscn.meta_gradients
+
+    def spied(network, ranking, judging, **options):
+        seen.append(ranking(Fixed(logits[networks.index(network)])).item())
+        return gradients(network, ranking, judging, **options)
+
+    monkeypatch.setattr(mscn, "meta_gradients", spied)
+    method._meta_step(batch)
+    image_id = batch.image_id.tolist()
+    by_the_other, by_itself = (
+        [oracle.ranking(logits[k].tolist(), KEPT[told_by].tolist(), 0.2, image_id) for k, told_by in turns]
+        for turns in (((0, 1), (1, 0)), ((0, 0), (1, 1)))
+    )
+    assert seen == pytest.approx(by_the_other, rel=1e-10)
+    assert by_the_other != pytest.approx(by_itself, rel=1e-3)

@@ -197,3 +197,22 @@ def test_wrong_options_are_told() -> None:
         evidence(similarities(), temperature=0.0)
     with pytest.raises(ValueError, match="num_hardest must be at least 1, got 0"):
         growing_hardness(similarities(), margin=0.2, num_hardest=0)
+
+
+@pytest.mark.parametrize("largest", [690.0, 800.0, 1e4])
+@pytest.mark.parametrize("wrong_ones", [False, True])
+def test_enormous_similarities_give_finite_losses_and_gradients(largest: float, wrong_ones: bool) -> None:
+    """float64 ends at exp(709.8); logits that are taken for similarities may well be divided to more."""
+    where = torch.eye(6) if not wrong_ones else 1 - torch.eye(6)
+    s = (largest * where.double()).requires_grad_()
+    gathered = evidence(s, temperature=1.0)
+    loss = evidential(gathered, BELIEVED, kl_weight=0.1) + evidential(gathered.T, BELIEVED, kl_weight=0.1)
+    loss.sum().backward()
+    assert torch.isfinite(loss).all()
+    assert torch.isfinite(s.grad).all()
+
+
+def test_evidence_is_the_exponential_up_to_where_it_ends() -> None:
+    s = torch.tensor([[-800.0, 0.0], [2.5, 300.0]], dtype=torch.float64)
+    assert torch.equal(evidence(s, temperature=1.0), s.exp())
+    assert evidence(s, temperature=0.5)[1].tolist() == [math.exp(5.0), pytest.approx(math.exp(300.0))]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from small_models import small_matcher
 from sremkit.errors import UserError
 from sremkit.models import build_matcher
 from sremkit.training.average import AveragedWeights
@@ -28,6 +29,21 @@ def test_the_average_by_hand() -> None:
     average.update(model, step=1000)  # d = 0.9, for 1001/1010 is more: 0.9 · 20/11 + 0.1 · 2
     torch.testing.assert_close(followed.data, torch.full_like(followed, 0.9 * 20 / 11 + 0.2))
     assert not followed.requires_grad
+
+
+def test_running_estimates_are_taken_over_as_they_are() -> None:
+    """They are averages already; one that stayed at its start would spoil every evaluation."""
+    model = small_matcher("saf", dtype=torch.float32)
+    average = AveragedWeights(model, decay=0.9)
+    running = [name for name, _ in model.named_buffers() if "running" in name]
+    assert running
+    for estimate in model.buffers():
+        estimate.add_(3)
+    average.update(model, step=1000)
+    followed = dict(average.matcher.named_buffers())
+    assert all(torch.equal(estimate, followed[name]) for name, estimate in model.named_buffers())
+    model.get_buffer(running[0]).add_(1)
+    assert not torch.equal(model.get_buffer(running[0]), followed[running[0]])  # a copy, not the same tensor
 
 
 @pytest.mark.parametrize("decay", [1.0, -0.1, 2.0])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -33,7 +35,8 @@ def torchrun(*arguments: str, port: int, launcher: list[str] = TORCHRUN) -> str:
 
 def test_loss_and_gradients_of_two_processes_are_those_of_one_on_the_joined_batch() -> None:
     lines = [line.split() for line in torchrun(str(SCRIPT), port=29611).splitlines()]
-    assert [line[0] for line in lines] == [
+    *backbones, step = lines
+    assert [line[0] for line in backbones] == [
         "scan-t2i",
         "scan-i2t",
         "imram",
@@ -42,10 +45,15 @@ def test_loss_and_gradients_of_two_processes_are_those_of_one_on_the_joined_batc
         "saf",
         "sgraf",
     ]
-    for _, loss, gradient, active in lines:
+    for _, loss, gradient, active in backbones:
         assert float(loss) < 1e-9
         assert float(gradient) < 1e-9
         assert int(active) > 0  # the ranking loss took part
+    name, loss, captioning, share = step  # what a step tells of a loss that each process has of its own pairs
+    assert name == "vsrn"
+    assert float(loss) < 1e-9
+    assert float(captioning) < 1e-9
+    assert 0.05 < float(share) < 1.0
 
 
 SMALL = [
@@ -82,3 +90,38 @@ def test_a_run_in_one_process_is_the_same_but_for_rounding(tmp_path: Path) -> No
         RunFolder.open(tmp_path / "two").read_metrics(),
     )
     assert [row["loss"] for row in one] == pytest.approx([row["loss"] for row in two], rel=1e-4)
+
+
+def test_a_signal_to_one_process_stops_them_all_and_the_run_is_saved(tmp_path: Path) -> None:
+    """It comes to the one that does not write."""
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "sremkit", *SMALL, "--set", "training.epochs=1000", "--out", str(run)]
+    shared = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": "2"}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29615"}
+    processes = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        end = time.monotonic() + 120
+        while not (run / "metrics.jsonl").exists() and time.monotonic() < end:
+            assert all(process.poll() is None for process in processes)
+            time.sleep(0.1)
+        processes[1].send_signal(signal.SIGTERM)
+        told = [process.communicate(timeout=60)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    saved = RunFolder.open(run).latest_step()
+    assert saved is not None
+    steps = saved[1]["position"]["step"]
+    for process, text in zip(processes, told, strict=True):
+        assert f"stopped after {steps} steps and saved" in text
+        assert process.returncode == processes[0].returncode != 0

@@ -13,9 +13,10 @@ import torch
 from sremkit.data.features import ArrayFeatures
 from sremkit.errors import UserError
 from sremkit.models import build_matcher
-from sremkit.training import checkpoint
+from sremkit.training import checkpoint, loop
 from sremkit.training.pieces import PiecewiseMatcher
 from sremkit.training.run_folder import RunFolder
+from sremkit.training.schedule import Position
 from sremkit.training.trouble import DivergedError, signs_of_collapse
 from training import tiny
 
@@ -91,7 +92,51 @@ def test_the_best_epoch_is_kept_and_can_be_built_again(tmp_path: Path) -> None:
 def test_patience_ends_a_run_that_gets_no_better() -> None:
     scores = iter([1.0, 5.0, 3.0, 2.0, 4.0, 4.5, 4.9, 0.1])
     trainer = tiny.tiny_trainer(patience=1, validate=lambda _: {"rsum": next(scores)})
-    assert trainer.run().epoch == 4  # two epochs in a row without gain
+    assert trainer.run().epoch == 3  # after the warm-up of two, one epoch without gain
+
+
+@pytest.mark.parametrize(
+    ("scores", "patience", "epochs"),
+    [
+        ([5.0] * 11, 2, 5 + 2),  # the same result ever: not in the warm-up, and two epochs after it
+        ([9.0, *[5.0] * 10], 2, 5 + 2),  # the warm-up's own epochs without gain do not count
+        ([5.0] * 6 + [6.0] + [5.0] * 4, 2, 5 + 4),  # a gain in the second epoch: counted anew
+        ([5.0, 4.0, 4.0, 4.0, 4.0, 6.0, 5.0, 5.0, 7.0, 5.0, 5.0], 3, 5 + 6),  # never three in a row
+    ],
+)
+def test_patience_begins_after_the_warm_up(scores: list[float], patience: int, epochs: int) -> None:
+    given = iter(scores)
+    trainer = tiny.tiny_trainer(
+        patience=patience, warmup_epochs=5, epochs=6, validate=lambda _: {"rsum": next(given)}
+    )
+    assert trainer.run().epoch == epochs
+
+
+def test_patience_begins_where_a_warm_up_came_to_its_end() -> None:
+    trainer = tiny.tiny_trainer(patience=2, warmup_epochs=5)
+    waiting = Position(epoch=3, epochs_without_gain=2)
+    assert not trainer.schedule.is_over(waiting)
+    waiting.warmup_epochs = 3
+    assert trainer.schedule.is_over(waiting)
+
+
+@pytest.mark.parametrize(("device", "seconds"), [("cuda", 5.0 + 2.0), ("cpu", 5.0)])
+def test_the_time_before_training_ends_when_the_device_has_finished(
+    monkeypatch: pytest.MonkeyPatch, device: str, seconds: float
+) -> None:
+    """A method that launches for five seconds, on a device that needs two more whenever it is waited for."""
+    now = [10.0]
+
+    def passes(seconds: float) -> None:
+        now[0] += seconds
+
+    trainer = tiny.tiny_trainer()
+    trainer.device = torch.device(device)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: passes(2.0))
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(trainer.method, "begin_epoch", lambda epoch, *, warmup: passes(5.0))
+    trainer._begin_epoch(0, warmup=False)
+    assert trainer.position.filter_seconds == seconds
 
 
 def test_statistics_of_the_last_epochs_are_written_with_the_users_ids(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet
+import pytest
 import torch
 
 from sremkit import SREM
@@ -44,3 +45,16 @@ def test_files_of_all_epochs_name_the_pairs_and_the_ids_are_read_once(tmp_path: 
 def test_an_epoch_without_statistics_leaves_no_file(tmp_path: Path) -> None:
     PairStatistics(["a"], torch.device("cpu")).write(tmp_path / "0.parquet")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("keep", "left"), [(0, []), (2, [3, 4]), (7, [0, 1, 2, 3, 4])])
+def test_the_files_of_as_many_epochs_are_kept_as_was_asked(
+    tmp_path: Path, keep: int, left: list[int]
+) -> None:
+    statistics = PairStatistics(["a", "b"], torch.device("cpu"))
+    statistics.update(torch.arange(2), SREM()(torch.eye(2)))
+    for epoch in range(5):
+        statistics.write_epoch(tmp_path, epoch, keep=keep)
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        f"epoch-{epoch:03d}.parquet" for epoch in left
+    ]

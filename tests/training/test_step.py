@@ -1,4 +1,4 @@
-"""One step of the optimiser: half precision that forgets between steps, and what cannot be compiled."""
+"""One step of the optimiser: half precision that forgets between steps, clipping, and what cannot be compiled."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from small_models import make_items, small_matcher
+from small_models import SMALL, make_items, small_matcher
+from sremkit.data.batch import Batch
 from sremkit.errors import UserError
 from sremkit.methods import build_method
+from sremkit.models import Matcher, build_matcher
+from sremkit.objectives import Loss
 from sremkit.recipes import TrainingSettings
 from sremkit.training.scorers import scorer_for
 from sremkit.training.step import OptimizerStep
@@ -42,3 +45,25 @@ def test_compiling_what_is_joined_or_cut_is_refused(others: dict) -> None:
         UserError, match=r"training\.compile works in one process, without training\.micro_batch"
     ):
         scorer_for(small_matcher("dual"), settings, world=1 if others else 2)
+
+
+class Lopsided:
+    """A method whose loss has the slope 1000 in every weight of the first network, and 0.001 in the second's."""
+
+    def loss(self, matcher: object, batch: Batch, *, warmup: bool) -> Loss:
+        slopes = zip((1000.0, 0.001), self.networks, strict=True)
+        return Loss(sum(slope * p.sum() for slope, network in slopes for p in network.parameters()), {})
+
+    def __init__(self, networks: list[Matcher]) -> None:
+        self.networks = networks
+
+
+def test_the_gradients_of_two_networks_are_clipped_apart() -> None:
+    """One whose gradient is enormous must not stop the other from learning."""
+    member = {"name": "dual", "options": SMALL["dual"]}
+    twins = build_matcher("twins", member=member)
+    step = OptimizerStep(twins, Lopsided(twins.networks()), TrainingSettings(clip=2.0), device=CPU)
+    step(make_items(dtype=torch.float32).batch("dual"), warmup=False)
+    first, second = (torch.cat([p.grad.flatten() for p in n.parameters()]) for n in twins.networks())
+    assert first.norm().item() == pytest.approx(2.0, rel=1e-4)
+    torch.testing.assert_close(second, torch.full_like(second, 0.001))

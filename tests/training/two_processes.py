@@ -1,6 +1,7 @@
 """Started by torchrun: compares the joined batch of several processes with the same batch in one.
 
-Prints one line for each backbone from the first process: its name and the largest relative differences.
+Prints one line for each backbone from the first process: its name and the largest relative differences. The last line
+is that of a whole step of a backbone with a loss of its own, by what both tell of it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from sremkit.data import Batches, Vocabulary
 from sremkit.data.scenes import make_scenes
 from sremkit.methods import build_method
 from sremkit.models import build_matcher
+from sremkit.recipes import TrainingSettings
 from sremkit.training.distributed import JoinedMatcher, join_ids, sum_gradients
+from sremkit.training.step import OptimizerStep
 
 BACKBONES = ("scan-t2i", "scan-i2t", "imram", "vse-infty", "sgr", "saf", "sgraf")
 
@@ -58,7 +61,30 @@ def main() -> None:
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
         if rank == 0:
             print(name, loss, np.max(grads), int(alone.active_i2t.sum()), flush=True)
+    told_of_a_step(whole, own, len(vocabulary))
     dist.destroy_process_group()
+
+
+def told_of_a_step(whole: Batches, own: Batches, vocab_size: int) -> None:
+    """The losses that a step reports: the total, and beside it the captioning of VSRN."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": vocab_size, "image_dim": whole.pairs.image_features.dim, "caption_size": 7}
+    matcher = build_matcher("vsrn", **sizes, embed_size=8, word_dim=6, caption_dropout=0.0).double()
+    twin = copy.deepcopy(matcher)
+    told = []
+    for model, batches, world in ((twin, whole, 1), (matcher, own, dist.get_world_size())):
+        step = OptimizerStep(
+            model, build_method("srem"), TrainingSettings(), device=torch.device("cpu"), world=world
+        )
+        outcome = step(doubled(next(iter(batches.epoch(0)))), warmup=False)
+        told.append([outcome.loss.item(), outcome.extra["captioning"].item()])
+    (loss, captioning), joined = told
+    differences = [abs(joined[0] - loss) / loss, abs(joined[1] - captioning) / captioning]
+    everywhere = torch.tensor(joined, dtype=torch.float64)
+    dist.all_reduce(everywhere, dist.ReduceOp.MAX)
+    assert everywhere.tolist() == joined  # every process tells the same
+    if dist.get_rank() == 0:
+        print("vsrn", *differences, captioning / loss, flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ training, reading batches included. `step_seconds` is what the steps alone repor
 fetches the next batch, so there it is a lower bound.
 
 What was measured is kept like a grid's cells, so an interrupted table goes on where it stopped; on another machine, or
-with other threads, it begins anew, because seconds of two machines are not compared.
+with another device or other threads, it begins anew, because seconds of two machines are not compared.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from sremkit.bench.tables import Table
 from sremkit.experiment import make_trainer, peak_memory_mb, prepare
 from sremkit.recipes import Recipe
 from sremkit.training.checkpoint import replace_file
+from sremkit.training.processes import this_process
 from sremkit.training.progress import Silent
 
 
@@ -69,8 +70,9 @@ def measure_efficiency(
 
 
 def _key(recipe: Recipe) -> str:
-    """Names a row: these settings on this machine with so many threads."""
-    measured = f"{cell_key(recipe)} {platform.node()} {torch.get_num_threads()}"
+    """Names a row: these settings on this machine and device, whatever "auto" finds, with so many threads."""
+    device = describe_device(this_process(recipe.training.device).device)
+    measured = f"{cell_key(recipe)} {platform.node()} {torch.get_num_threads()} {device}"
     return hashlib.sha256(measured.encode()).hexdigest()[:16]
 
 

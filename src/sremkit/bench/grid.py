@@ -69,6 +69,9 @@ def run_grid(
         folder: keeps a JSON file a finished cell.
         side_by_side: how many cells run at a time, each in a process of its own.
         keep_scores: keys of the cells whose scores of the test split are kept beside the row.
+
+    Raises:
+        Exception: the first problem of a cell; of cells side by side when the others are done and kept.
     """
     folder.mkdir(parents=True, exist_ok=True)
     scores = {key: scores_file(folder, key) for key in keep_scores}
@@ -88,9 +91,15 @@ def run_grid(
                 pool.submit(run_cell, recipe, threads, scores.get(key)): (key, labels)
                 for key, (labels, recipe) in missing.items()
             }
+            problem: BaseException | None = None
             for future in as_completed(futures):
                 key, labels = futures[future]
-                on_row(_finish(folder, key, labels, future.result()))
+                if (failed := future.exception()) is None:
+                    on_row(_finish(folder, key, labels, future.result()))
+                else:
+                    problem = problem or failed  # the others go on, and their rows would be lost
+            if problem is not None:
+                raise problem
     return [{**labels, **read_row(folder, cell_key(recipe))} for labels, recipe in cells]
 
 

@@ -44,7 +44,7 @@ class Table:
         return "\n\n".join(parts + self.notes) + "\n"
 
     def as_latex(self) -> str:
-        """A tabular for booktabs."""
+        """A tabular for booktabs, and for amssymb where it has check marks."""
         align = "l" * self.labels + "r" * (len(self.columns) - self.labels)
         lines = [f"% {self.title}", rf"\begin{{tabular}}{{{align}}}", r"\toprule"]
         lines += [_ampersands(self.columns), r"\midrule"]
@@ -109,4 +109,4 @@ def _ampersands(cells: Sequence[str]) -> str:
 def _tex(text: str) -> str:
     for sign in "&%#_":
         text = text.replace(sign, "\\" + sign)
-    return text.replace("±", r"$\pm$").replace("→", r"$\to$")
+    return text.replace("±", r"$\pm$").replace("→", r"$\to$").replace("✓", r"$\checkmark$")

@@ -37,16 +37,29 @@ def judge_pairs(
 
     One batch is a noisy witness, because it may hold an easy or a hard set of negatives; a few are better.
     Repeated images stay out of a batch, so that no pair is beaten by another right one.
+
+    Where many texts share a picture, some are left alone in a batch, where every pair is perfect; such a batch says
+    nothing and does not count. A pair that never met another gets the mean of those that did: it is then neither
+    among the wrong ones nor among the right ones, which a fixed number, such as that of guessing, would not ensure.
     """
     device = next(matcher.parameters()).device
     batches = Batches(pairs, batch_size=batch_size, vocabulary=vocabulary, seed=seed, unique_images=True)
     sums = torch.zeros(3, len(pairs), dtype=torch.float64, device=device)
+    met = torch.zeros(len(pairs), dtype=torch.float64, device=device)  # in how many rounds it was with others
     with evaluating(matcher):
         for round_ in range(rounds):
             for batch in prefetched(batches, round_, device):
+                if len(batch) == 1:
+                    continue
                 logits = matcher(batch).double()
                 chosen = (logits.softmax(1).diagonal() + logits.softmax(0).diagonal()) / 2
                 numbers = torch.stack([chosen, energy(logits), energy(logits.T)])  # (3, b)
                 sums[:, batch.pair_id] += numbers
-    match, energy_i2t, energy_t2i = (sums / rounds).cpu().numpy()
+                met[batch.pair_id] += 1
+    means = sums / met.clamp_min(1)
+    alone = met == 0
+    if alone.any():
+        nothing = means.new_tensor([0.5, 0.0, 0.0])  # for pairs that all share one picture
+        means[:, alone] = (nothing if alone.all() else means[:, ~alone].mean(dim=1))[:, None]
+    match, energy_i2t, energy_t2i = means.cpu().numpy()
     return Judgement(match=match, energy_i2t=energy_i2t, energy_t2i=energy_t2i)

@@ -14,6 +14,8 @@ from torch import Tensor
 
 # A component narrower than this share of the whole spread has collapsed onto a few points.
 SMALLEST_SHARE_OF_SPREAD = 1e-2
+# A component of less weight than this holds no value: all of them are one heap.
+EMPTY = 1e-6
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,11 @@ class TwoNormals:
 
 
 def fit_two_normals(values: Tensor, *, iterations: int = 100, tolerance: float = 1e-7) -> TwoNormals:
-    """Maximum likelihood by EM from the halves below and above the midpoint of the outer quartiles."""
+    """Maximum likelihood by EM from the halves below and above the midpoint of the outer quartiles.
+
+    Where all values are one heap, equal ones for instance, both components lie on it and all weight is the upper one's:
+    the separation is 0, and every value belongs to the upper component.
+    """
     values = values.double()
     if len(values) < 4 or not torch.isfinite(values).all():
         raise ValueError(f"a mixture needs at least 4 finite values, got {len(values)}")
@@ -70,6 +76,12 @@ def fit_two_normals(values: Tensor, *, iterations: int = 100, tolerance: float =
         if abs(likelihood - before) < tolerance:
             break
         before = likelihood
+    if mixture.weight.min() < EMPTY:
+        # Nothing says where the empty component lies; its mean is whatever a sum over nothing gave.
+        full = mixture.weight.argmax()
+        return TwoNormals(
+            mixture.weight.sort().values, mixture.mean[full].expand(2), mixture.deviation[full].expand(2)
+        )
     order = mixture.mean.argsort()
     return TwoNormals(mixture.weight[order], mixture.mean[order], mixture.deviation[order])
 

@@ -23,13 +23,20 @@ from torch import Tensor
 
 from sremkit.objectives.candidates import as_logits, check_logits, diagonal_mask, keep_valid
 
+# float64 ends at exp(709); below exp(354) sums of evidence and their squares have room as well.
+LARGEST_EXPONENT = 300.0
+
 
 def evidence(similarity: Tensor, *, temperature: float) -> Tensor:
-    """Evidence (b, b) in float64 of similarities (b, b), in the published method tanh of the logits."""
+    """Evidence (b, b) in float64 of similarities (b, b), in the published method tanh of the logits.
+
+    It ends at exp(300), which only logits taken as they are can reach: from there on it grows no more.
+    """
     if temperature <= 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     # Sums of evidence reach millions, whose ln-gamma float32 would round to whole units.
-    return (as_logits(similarity).double() / temperature).exp()  # [eq:evidence]
+    exponent = as_logits(similarity).double() / temperature
+    return exponent.clamp(max=LARGEST_EXPONENT).exp()  # [eq:evidence]
 
 
 def evidential(

@@ -32,7 +32,8 @@ class JoinedMatcher(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         images, texts = self.matcher.encode_images(batch), self.matcher.encode_texts(batch)
-        # A mean over the own pairs, weighted by their share, so that the sum over processes is the joint mean.
+        # A mean over the own pairs, weighted by their share, so that the sum over processes is the joint mean:
+        # that of the gradients, and, by `sum_of_all`, that of the numbers.
         share = len(images) / len(batch)
         self.extra = {name: share * loss for name, loss in self.matcher.extra_losses(batch, images).items()}
         own_rows = self.matcher.compare(images, gather_encoded(texts))  # (b of this process, b of all)
@@ -84,6 +85,22 @@ def gather_replicated(rows: Tensor) -> Tensor:
 def add_up(own: Tensor) -> Tensor:
     """The sum over all processes, with gradient."""
     return _Sum.apply(own)
+
+
+def sum_of_all(own: Tensor) -> Tensor:
+    """The sum over all processes, a number to be told, without gradient."""
+    total = own.detach().clone()
+    dist.all_reduce(total)
+    return total
+
+
+def any_of_all(own: bool, *, world: int, device: torch.device) -> bool:
+    """Whether it is so in any process; all of them get the same answer, and wait for it."""
+    if world == 1:
+        return own
+    answer = torch.tensor(int(own), device=device)
+    dist.all_reduce(answer, dist.ReduceOp.MAX)
+    return bool(answer)
 
 
 def sum_gradients(parameters: list[nn.Parameter]) -> None:

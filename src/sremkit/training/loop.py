@@ -23,6 +23,7 @@ from sremkit.models.matcher import Matcher
 from sremkit.recipes import TrainingSettings
 from sremkit.training.average import AveragedWeights
 from sremkit.training.checkpoint import prefixed
+from sremkit.training.distributed import any_of_all
 from sremkit.training.numbers import StepNumbers, filter_numbers
 from sremkit.training.recorded import RecordedSteps, records
 from sremkit.training.run_folder import RunFolder
@@ -116,10 +117,14 @@ class Trainer:
                     self._update(batch)
                     self.position.train_seconds += time.perf_counter() - started
                     self._report_step(epoch, steps)
-                    if stop.requested or time.monotonic() - last_save > 60 * self.settings.checkpoint_minutes:
+                    # A signal may have come to one process alone.
+                    stopping = any_of_all(stop.requested, world=self.world, device=self.device)
+                    if stopping or time.monotonic() - last_save > 60 * self.settings.checkpoint_minutes:
                         self._save()
                         last_save = time.monotonic()
-                    if stop.requested:
+                    if stopping:
+                        # None leaves before all is saved: a launcher may end the others when one is gone.
+                        any_of_all(stopping, world=self.world, device=self.device)
                         raise StoppedError(how_to_go_on(self.position.step, self.folder))
                 self._finish_epoch(epoch, warmup=warmup)
                 self._save()
@@ -156,10 +161,16 @@ class Trainer:
     def _begin_epoch(self, epoch: int, *, warmup: bool) -> None:
         if self.position.step_in_epoch > 0:
             return  # stopped in this epoch and resumed: the method's state has what it made at its beginning
-        started = time.perf_counter()
+        started = self._now()
         with self.step.precision():
             self.method.begin_epoch(epoch, warmup=warmup)
-        self.position.filter_seconds = time.perf_counter() - started
+        self.position.filter_seconds = self._now() - started
+
+    def _now(self) -> float:
+        """The clock, read when the device has nothing left to do."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
 
     def _update(self, batch: Batch) -> None:
         """One step of the optimiser, and what is remembered of it."""
@@ -255,7 +266,7 @@ class Trainer:
     def _keep_if_best(self, score: float, row: dict[str, Any]) -> None:
         position = self.position
         if score <= position.best_score:
-            position.epochs_without_gain += 1
+            position.epochs_without_gain += not self.schedule.is_warmup(position)
             return
         position.best_score, position.epochs_without_gain = score, 0
         if self.folder is None:

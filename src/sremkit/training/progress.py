@@ -35,6 +35,7 @@ class TrainingProgress:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._started = time.monotonic()
+        self._first: int | None = None  # the epoch it began with: a resumed run does not begin with 0
 
     def __enter__(self) -> TrainingProgress:
         if self.console.is_terminal:
@@ -74,6 +75,7 @@ class TrainingProgress:
     def epoch(self, row: dict[str, Any]) -> None:
         done = row["epoch"] + 1
         elapsed = time.monotonic() - self._started
+        self._first = row["epoch"] if self._first is None else self._first
         parts = [f"{self.title} epoch {done}/{self._in_all()}", _brief(row)]
         if "val/rsum" in row:
             parts.append(f"val R_sum {row['val/rsum']:.1f}")
@@ -84,7 +86,7 @@ class TrainingProgress:
             parts.append("warm-up")
         parts.append(f"{row['time/pairs_per_second']:.0f} pairs/s")
         if self._bar is None and done < self.epochs:
-            left = _minutes(elapsed / done * (self.epochs - done))
+            left = _minutes(elapsed / (done - self._first) * (self.epochs - done))
             parts.append(f"{'at most' if self.at_most else 'about'} {left} left")
         self.console.print("  ".join(part for part in parts if part), soft_wrap=True)
 

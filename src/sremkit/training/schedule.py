@@ -16,7 +16,7 @@ class Position:
     step_in_epoch: int = 0
     step: int = 0  # updates made in all
     best_score: float = -math.inf
-    epochs_without_gain: int = 0
+    epochs_without_gain: int = 0  # since the warm-up
     sums: dict[str, float] = field(default_factory=dict)  # of this epoch's batches
     train_seconds: float = 0.0
     filter_seconds: float = 0.0  # what the method took before the epoch's first batch
@@ -42,10 +42,16 @@ class Schedule:
         return position.epoch < self.warmup_epochs(position)
 
     def is_over(self, position: Position) -> bool:
-        """Whether all epochs are made, or patience is at its end."""
+        """Whether all epochs are made, or patience is at its end.
+
+        The warm-up prepares the training and need not gain anything, so patience begins after it.
+        """
+        if position.epoch >= self.epochs(position):
+            return True
         patience = self.settings.patience
-        out_of_patience = patience is not None and position.epochs_without_gain > patience
-        return position.epoch >= self.epochs(position) or out_of_patience
+        if patience is None or self.is_warmup(position):
+            return False
+        return position.epochs_without_gain >= patience
 
     def learning_rate(self, position: Position) -> float:
         decayed = position.epoch - self.warmup_epochs(position) >= self.settings.decay_after

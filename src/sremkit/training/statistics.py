@@ -47,8 +47,10 @@ class PairStatistics:
 
     def write_epoch(self, folder: Path, epoch: int, *, keep: int) -> None:
         """Write the table of this epoch, and drop all but the last `keep` of the folder."""
-        self.write(folder / f"epoch-{epoch:03d}.parquet")
-        for old in sorted(folder.glob("epoch-*.parquet"))[:-keep]:
+        if keep > 0:
+            self.write(folder / f"epoch-{epoch:03d}.parquet")
+        files = sorted(folder.glob("epoch-*.parquet"))
+        for old in files[: max(len(files) - keep, 0)]:
             old.unlink()
 
     def write(self, path: Path) -> None:

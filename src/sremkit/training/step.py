@@ -12,7 +12,7 @@ from sremkit.methods import Method
 from sremkit.models.matcher import Matcher
 from sremkit.objectives import Loss
 from sremkit.recipes import Precision, TrainingSettings
-from sremkit.training.distributed import join_ids, sum_gradients
+from sremkit.training.distributed import join_ids, sum_gradients, sum_of_all
 from sremkit.training.scorers import scorer_for
 
 
@@ -21,7 +21,7 @@ class StepOutcome:
     """What a step leaves behind for those who watch."""
 
     batch: Batch  # on the device, with the pairs of all processes
-    loss: Tensor
+    loss: Tensor  # that of all processes, as are the backbone's own
     terms: Loss
     extra: dict[str, Tensor]  # the backbone's own losses
     pull: Tensor | None  # (b,) how strongly each given pair was pulled together
@@ -69,6 +69,8 @@ class OptimizerStep:
         loss.backward()
         if self.world > 1:
             sum_gradients(list(self.matcher.parameters()))
+            extra = {name: sum_of_all(share) for name, share in extra.items()}
+            loss = terms.total + sum(extra.values())
         for network in self.matcher.networks():
             torch.nn.utils.clip_grad_norm_(network.parameters(), self.settings.clip)
         self.optimizer.step()
