@@ -67,7 +67,7 @@ def run_demo(out: Path, reporter_for: ReporterFor, overrides: Sequence[str] = ()
     Args:
         reporter_for: shows the progress of SREM; plain training runs in a process of its own beside it.
     """
-    _make_room(out, [recipe_to_toml(load_recipe(name, overrides)) for name in RECIPES.values()])
+    make_room(out, [recipe_to_toml(load_recipe(name, overrides)) for name in RECIPES.values()])
     (plain, plain_recipe), (srem, srem_recipe) = RECIPES.items()
     try:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as beside:
@@ -91,11 +91,13 @@ def run_demo(out: Path, reporter_for: ReporterFor, overrides: Sequence[str] = ()
     return results
 
 
-def _make_room(out: Path, settings: list[str]) -> None:
+def make_room(out: Path, settings: list[str]) -> None:
     """Leave what an interrupted demo with these settings has made, remove what any other has made, nothing else."""
     marker = out / MARKER
     if not marker.exists() and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} holds something that is not a demo; name another folder with -o")
+        raise UserError(
+            f"{out} holds something that is not a demo of this version; name another folder with -o"
+        )
     goes_on = marker.exists() and json.loads(marker.read_text(encoding="utf-8")) == settings
     if (out / "report.html").exists() or not goes_on:
         (out / "report.html").unlink(missing_ok=True)

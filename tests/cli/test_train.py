@@ -11,6 +11,8 @@ import torch
 
 from sremkit import experiment
 from sremkit.cli.main import main
+from sremkit.demo import MARKER, RECIPES, make_room
+from sremkit.errors import UserError
 from sremkit.training.run_folder import RunFolder
 
 TINY = [
@@ -229,39 +231,49 @@ def test_the_demo_trains_both_prints_a_table_and_writes_a_report(tmp_path: Path,
     assert page.count("data:image/webp") == 24
     assert page.count("<svg") == 4
     assert "fits better" in page
-    assert main(["demo", "-o", str(out), *TINY]) == 0  # again: a finished demo is run anew
-
-
-def test_a_demo_removes_only_what_a_demo_made(tmp_path: Path, capsys) -> None:
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    (mine / "report.html").write_text("an audit's")
-    assert main(["demo", "-o", str(mine), *TINY]) == 2
-    assert "is not a demo" in capsys.readouterr().err
-    assert (mine / "report.html").read_text() == "an audit's"
-    out = tmp_path / "demo"
-    assert main(["demo", "-o", str(out), *TINY]) == 0
-    (out / "notes.txt").write_text("mine")
-    before = (out / "report.html").read_text()
-    assert main(["demo", "-o", str(out), *TINY, "--set", "noise.rte=0.6"]) == 2  # before anything is removed
-    assert (out / "report.html").read_text() == before
-    assert main(["demo", "-o", str(out), *TINY, "--set", "noise.rate=0.0"]) == 0
+    before = (out / "report.html").stat().st_mtime_ns
+    assert main(["demo", "-o", str(out), *TINY, "--set", "noise.rate=0"]) == 0  # a finished demo is run anew
+    assert (out / "report.html").stat().st_mtime_ns > before
     printed = capsys.readouterr().out
     assert "scenes, 0 % of them" in printed
     assert "nan" not in printed
-    assert (out / "notes.txt").read_text() == "mine"
 
 
-def test_an_interrupted_demo_with_other_settings_begins_anew(tmp_path: Path) -> None:
+def a_demo(out: Path, *, settings: list[str]) -> None:
+    """What a demo leaves, by name alone, and something of the user's."""
+    for name in RECIPES.values():
+        (out / name).mkdir(parents=True)
+        (out / name / "config.toml").write_text("")
+    (out / MARKER).write_text(json.dumps(settings))
+    (out / "notes.txt").write_text("mine")
+
+
+def test_a_demo_goes_on_begins_anew_or_leaves_the_folder_alone(tmp_path: Path) -> None:
+    goes_on, other, finished, foreign = (
+        tmp_path / name for name in ("goes-on", "other", "finished", "foreign")
+    )
+    for out in (goes_on, other, finished):
+        a_demo(out, settings=["rate = 0.4"])
+    (finished / "report.html").write_text("a demo's")
+    foreign.mkdir()
+    (foreign / "report.html").write_text("an audit's")
+    runs = set(RECIPES.values())
+    for out, settings, left in (
+        (goes_on, "rate = 0.4", runs),
+        (other, "rate = 0.0", set()),
+        (finished, "rate = 0.4", set()),
+    ):
+        make_room(out, [settings])
+        assert {entry.name for entry in out.iterdir()} == left | {MARKER, "notes.txt"}
+        assert json.loads((out / MARKER).read_text()) == [settings]
+    with pytest.raises(UserError, match="is not a demo of this version; name another folder"):
+        make_room(foreign, ["rate = 0.4"])
+    assert (foreign / "report.html").read_text() == "an audit's"
+
+
+def test_a_demos_settings_are_read_before_anything_is_removed(tmp_path: Path, capsys) -> None:
     out = tmp_path / "demo"
-    assert main(["demo", "-o", str(out), *TINY]) == 0
-    (out / "report.html").unlink()  # as if it had been interrupted at the very end
-    runs = [RunFolder.open(out / name) for name in ("scenes-infonce", "scenes-srem")]
-    times = [run.report.stat().st_mtime_ns for run in runs]
-    weights = [next(run.checkpoints.glob("best-*")).stat().st_mtime_ns for run in runs]
-    assert main(["demo", "-o", str(out), *TINY]) == 0
-    assert [next(run.checkpoints.glob("best-*")).stat().st_mtime_ns for run in runs] == weights  # went on
-    (out / "report.html").unlink()
-    assert main(["demo", "-o", str(out), *TINY, "--set", "noise.rate=0.2"]) == 0
-    assert all("rate = 0.2" in run.config.read_text() for run in runs)
-    assert all(run.report.stat().st_mtime_ns > time for run, time in zip(runs, times, strict=True))
+    a_demo(out, settings=[])
+    assert main(["demo", "-o", str(out), *TINY, "--set", "noise.rte=0.6"]) == 2
+    assert "noise.rte" in capsys.readouterr().err
+    assert all((out / name / "config.toml").exists() for name in RECIPES.values())
