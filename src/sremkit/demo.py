@@ -98,13 +98,14 @@ def make_room(out: Path, settings: list[str]) -> None:
         raise UserError(
             f"{out} holds something that is not a demo of this version; name another folder with -o"
         )
-    goes_on = marker.exists() and json.loads(marker.read_text(encoding="utf-8")) == settings
+    wanted = json.dumps(settings)
+    goes_on = marker.exists() and marker.read_text(encoding="utf-8") == wanted
     if (out / "report.html").exists() or not goes_on:
         (out / "report.html").unlink(missing_ok=True)
         for name in RECIPES.values():
             shutil.rmtree(out / name, ignore_errors=True)
     out.mkdir(parents=True, exist_ok=True)
-    replace_file(marker, json.dumps(settings))
+    replace_file(marker, wanted)
 
 
 def _train(

@@ -14,6 +14,7 @@ from sremkit.bench import efficiency
 from sremkit.bench.efficiency import EpochClock, efficiency_table, measure_efficiency, measure_recipe
 from sremkit.cli.bench import EVERY_METHOD
 from sremkit.recipes import Recipe, load_recipe
+from sremkit.training import clock as device_clock
 
 LENGTH = ["training.warmup_epochs=1", "training.epochs=2"]
 
@@ -52,7 +53,7 @@ def test_the_clock_is_read_when_the_device_has_finished(monkeypatch: pytest.Monk
         now[0] += 2.0
 
     monkeypatch.setattr(torch.cuda, "synchronize", wait)
-    monkeypatch.setattr(efficiency.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(device_clock.time, "perf_counter", lambda: now[0])
     history: list[dict[str, Any]] = []
     clock = EpochClock(history, torch.device("cuda"))
     now[0] += 5.0

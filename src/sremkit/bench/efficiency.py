@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -32,6 +31,7 @@ from sremkit.bench.tables import Table
 from sremkit.experiment import make_trainer, peak_memory_mb, prepare
 from sremkit.recipes import Recipe
 from sremkit.training.checkpoint import replace_file
+from sremkit.training.clock import now
 from sremkit.training.processes import this_process
 from sremkit.training.progress import Silent
 
@@ -113,14 +113,11 @@ class EpochClock(Silent):
         self.ended = self._now()
 
     def epoch(self, row: dict[str, Any]) -> None:
-        now = self._now()
-        super().epoch({**row, "time/epoch_seconds": now - self.ended})
-        self.ended = now
+        before, self.ended = self.ended, self._now()
+        super().epoch({**row, "time/epoch_seconds": self.ended - before})
 
     def _now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
+        return now(self.device)
 
 
 def efficiency_table(rows: Sequence[dict[str, Any]]) -> Table:

@@ -23,6 +23,7 @@ from sremkit.models.matcher import Matcher
 from sremkit.recipes import TrainingSettings
 from sremkit.training.average import AveragedWeights
 from sremkit.training.checkpoint import prefixed
+from sremkit.training.clock import now
 from sremkit.training.distributed import any_of_all
 from sremkit.training.numbers import StepNumbers, filter_numbers
 from sremkit.training.recorded import RecordedSteps, records
@@ -161,16 +162,10 @@ class Trainer:
     def _begin_epoch(self, epoch: int, *, warmup: bool) -> None:
         if self.position.step_in_epoch > 0:
             return  # stopped in this epoch and resumed: the method's state has what it made at its beginning
-        started = self._now()
+        started = now(self.device)
         with self.step.precision():
             self.method.begin_epoch(epoch, warmup=warmup)
-        self.position.filter_seconds = self._now() - started
-
-    def _now(self) -> float:
-        """The clock, read when the device has nothing left to do."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
+        self.position.filter_seconds = now(self.device) - started
 
     def _update(self, batch: Batch) -> None:
         """One step of the optimiser, and what is remembered of it."""
