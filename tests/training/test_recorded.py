@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +18,14 @@ from sremkit.methods import METHODS, build_method
 from sremkit.models import build_matcher
 from sremkit.recipes import TrainingSettings
 from sremkit.training.loop import Trainer
-from sremkit.training.recorded import _WORDS, RecordedSteps, _Recording, records, round_up
+from sremkit.training.recorded import (
+    _WORDS,
+    RecordedSteps,
+    _garbage_kept,
+    _Recording,
+    records,
+    round_up,
+)
 from training import tiny
 
 CUDA = torch.device("cuda")
@@ -143,6 +151,18 @@ def test_steps_of_a_shape_run_twice_then_are_recorded_then_replayed(monkeypatch:
     assert story[6:] == ["record 15"]  # anew, but nothing has to be prepared again
 
 
+@pytest.mark.parametrize("collects", [True, False])
+def test_garbage_is_kept_while_steps_are_recorded_and_then_collected_as_before(collects: bool) -> None:
+    was = gc.isenabled()
+    (gc.enable if collects else gc.disable)()
+    try:
+        with _garbage_kept():
+            assert not gc.isenabled()
+        assert gc.isenabled() is collects
+    finally:
+        (gc.enable if was else gc.disable)()
+
+
 class Letters:
     """A vocabulary in which every letter is a word."""
 
@@ -230,3 +250,32 @@ def test_a_recorded_run_is_the_run_as_usual(name: str) -> None:
     assert replayed.recorded._recordings  # in the last epoch too, steps were replayed
     # Sums in another order differ in the seventh digit, and training makes more of it.
     np.testing.assert_allclose(found, usual, rtol=1e-3, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a CUDA device")
+def test_recordings_of_a_run_that_ended_do_not_disturb_the_next_run() -> None:
+    """They lie in a cycle that the first collection destroys, and the step makes enough garbage for one."""
+
+    def step(batch: Batch) -> torch.Tensor:
+        for _ in range(5_000):
+            cycle: list = []
+            cycle.append(cycle)
+        return torch.nn.functional.dropout(batch.images.float(), 0.5).sum()
+
+    def ended_run() -> None:
+        old: RecordedSteps = RecordedSteps(step, CUDA)
+        for _ in range(4):
+            old(batch)
+        old.itself = old  # type: ignore[attr-defined]
+
+    batch = batch_of((2, 9))
+    before = gc.get_threshold()
+    gc.set_threshold(500, 1, 1)
+    try:
+        ended_run()
+        steps: RecordedSteps = RecordedSteps(step, CUDA)
+        sums = {float(steps(batch)) for _ in range(6)}
+    finally:
+        gc.set_threshold(*before)
+    assert len(sums) == 6  # each replay draws its own dropout

@@ -8,8 +8,10 @@ texts are padded to a few widths; and the first steps of each shape run as usual
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -111,9 +113,26 @@ class RecordedSteps(Generic[Outcome]):
         graph = torch.cuda.CUDAGraph()
         # Threads that read ahead ask for memory meanwhile, which is not part of the step.
         mode = "thread_local"
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=mode):
+        recording = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=mode)
+        with _garbage_kept(), recording:
             outcome = self._step(batch)
         return _Recording(graph, batch, outcome)
+
+
+@contextmanager
+def _garbage_kept() -> Iterator[None]:
+    """No collection of garbage meanwhile.
+
+    A run that ended in this process leaves its recordings in cycles, and a recording that is destroyed while
+    another is made spoils that one, and random numbers in this process with it.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def round_up(batch: Batch) -> Batch:
