@@ -28,27 +28,28 @@ RIGHT, WRONG = COLORS[0], COLORS[1]
 
 
 def draw_curves(rows: Sequence[dict[str, Any]], stem: Path) -> list[Path]:
-    """Validation recall (solid) and the share of the pull at wrong pairs (dashed), mean over seeds.
+    """Validation recall, and beside it the share of the pull at wrong pairs, mean over seeds.
 
     Args:
         rows: cells of the methods bench with their histories, all of one backbone and noise rate.
     """
-    figure, axes = new_axes(1, 1, width=6.4, height=4.0)
-    recall, ratio = axes[0], axes[0].twinx()
+    figure, axes = new_axes(1, 2, width=9.6, height=3.8)
+    panels = ((axes[0], "val/rsum", 1.0), (axes[1], "noisy_pull_ratio", 100.0))
     for method, color in zip(dict.fromkeys(row["method"] for row in rows), _colors(), strict=False):
         histories = [row["history"] for row in rows if row["method"] == method]
-        for axis, key, style in ((recall, "val/rsum", "-"), (ratio, "noisy_pull_ratio", "--")):
+        for axis, key, scale in panels:
             curve = _mean_curve(histories, key)
             if curve:
                 x, y = zip(*curve, strict=True)
-                scale = 1.0 if axis is recall else 100.0
-                axis.plot(x, scale * np.array(y), style, color=color, linewidth=1.6, label=method)
-    recall.set_xlabel("epoch")
-    recall.set_ylabel("validation R_sum (solid)")
-    ratio.set_ylabel("pull at wrong pairs, % (dashed)")
-    ratio.set_ylim(0, None)
-    ratio.spines["right"].set_visible(True)
-    recall.legend(frameon=False, loc="lower center", ncols=4, bbox_to_anchor=(0.5, 1.0), fontsize=9)
+                axis.plot(x, scale * np.array(y), "-", color=color, linewidth=1.6, label=method)
+    for axis, title in zip(axes, ("validation R_sum", "pull at wrong pairs, %"), strict=True):
+        axis.set_title(title, loc="left", fontsize=10)
+        axis.set_xlabel("epoch")
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.set_ylim(0, None)
+    figure.legend(
+        *axes[0].get_legend_handles_labels(), frameon=False, loc="outside upper center", ncols=5, fontsize=9
+    )
     return save_figure(figure, stem)
 
 
