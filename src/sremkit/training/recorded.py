@@ -123,8 +123,8 @@ class RecordedSteps(Generic[Outcome]):
 def _garbage_kept() -> Iterator[None]:
     """No collection of garbage meanwhile.
 
-    A run that ended in this process leaves its recordings in cycles, and a recording that is destroyed while
-    another is made spoils that one, and random numbers in this process with it.
+    A run that ended in this process leaves its recordings in cycles. One that is destroyed while another is made may
+    spoil that one, and a recording that fails leaves the process without random numbers.
     """
     collects = gc.isenabled()
     gc.disable()
