@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import math
 
+import mpmath
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from oracles import decl as oracle
-from sremkit.objectives.evidential import evidence, evidential, growing_hardness, most_evidence
+from sremkit.objectives.evidential import (
+    _from_uniform,
+    evidence,
+    evidential,
+    growing_hardness,
+    most_evidence,
+)
 from sremkit.objectives.triplet import triplet
 
 BELIEVED = torch.tensor([True, False, True, True, False, True])
@@ -216,3 +223,33 @@ def test_evidence_is_the_exponential_up_to_where_it_ends() -> None:
     s = torch.tensor([[-800.0, 0.0], [2.5, 300.0]], dtype=torch.float64)
     assert torch.equal(evidence(s, temperature=1.0), s.exp())
     assert evidence(s, temperature=0.5)[1].tolist() == [math.exp(5.0), pytest.approx(math.exp(300.0))]
+
+
+def exact_divergence(concentration: list[mpmath.mpf]) -> mpmath.mpf:
+    """KL(Dir(a) || Dir(1)) as printed, with 400 digits, so that what cancels leaves enough."""
+    total, psi, ln_gamma = mpmath.fsum(concentration), mpmath.digamma, mpmath.loggamma
+    surprise = mpmath.fsum((a - 1) * (psi(a) - psi(total)) for a in concentration)
+    return (
+        ln_gamma(total) - mpmath.fsum(map(ln_gamma, concentration)) - ln_gamma(len(concentration)) + surprise
+    )
+
+
+@pytest.mark.parametrize("largest", [3.0, 11.5, 11.6, 20.0, 37.0, 45.0, 120.0, 290.0])
+def test_the_divergence_keeps_its_digits_however_large_the_evidence(largest: float) -> None:
+    """One row, not believed; exp(11.51) is where the series takes over. The printed form gives 202 for 88 at 37."""
+    exponents = torch.tensor([largest, largest - 1.5, 0.3, -2.0], dtype=torch.float64, requires_grad=True)
+    counts = torch.ones(1, 4, dtype=torch.float64)
+    found = _from_uniform(exponents.exp()[None] + 1, counts)
+    found.sum().backward()
+    with mpmath.workdps(400):
+
+        def exact(values: list[mpmath.mpf]) -> mpmath.mpf:
+            return exact_divergence([1 + mpmath.exp(x) for x in values])
+
+        at = [mpmath.mpf(x) for x in exponents.tolist()]
+        step = mpmath.mpf(10) ** -30
+        slopes = [
+            (exact([x + step * (j == k) for j, x in enumerate(at)]) - exact(at)) / step for k in range(4)
+        ]
+        assert found.item() == pytest.approx(float(exact(at)), rel=1e-9)
+        assert exponents.grad.tolist() == pytest.approx([float(x) for x in slopes], rel=1e-6, abs=1e-9)

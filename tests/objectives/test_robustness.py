@@ -10,6 +10,7 @@ import torch
 from logit_cases import different, random_logits, repeated_ids
 from oracles import total as oracle
 from sremkit import SREM
+from sremkit.objectives.tiled import TiledSREM
 
 BOTH = pytest.mark.parametrize("reading", ["normalized", "printed"])
 
@@ -200,6 +201,15 @@ def test_what_is_no_tensor_is_refused_in_words() -> None:
             TypeError, match=rf"^image_ids, integers, must be a torch\.Tensor, got {kind}; make one"
         ):
             SREM()(logits, image_ids=ids)
+
+
+@pytest.mark.parametrize("objective", [SREM(), TiledSREM()])
+def test_embeddings_and_their_image_ids_that_are_no_tensors_are_refused_in_words(objective: SREM) -> None:
+    emb = torch.ones(4, 2)
+    with pytest.raises(TypeError, match=r"^image_ids, integers, must be a torch\.Tensor, got list"):
+        objective.from_embeddings(emb, emb, 1.0, image_ids=[1, 1, 2, 3])
+    with pytest.raises(TypeError, match=r"^text_emb must be a torch\.Tensor, got numpy\.ndarray"):
+        objective.from_embeddings(emb, emb.numpy(), 1.0)
 
 
 def test_image_ids_of_the_wrong_number_are_refused_in_words() -> None:

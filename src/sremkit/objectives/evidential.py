@@ -18,6 +18,8 @@ Reference: Qin et al., Deep Evidential Learning with Noisy Correspondence for Cr
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -25,6 +27,7 @@ from sremkit.objectives.candidates import as_logits, check_logits, diagonal_mask
 
 # float64 ends at exp(709); below exp(354) sums of evidence and their squares have room as well.
 LARGEST_EXPONENT = 300.0
+LARGEST_DIRECT = 1e5  # here ln-gamma and its series agree to ten digits
 
 
 def evidence(similarity: Tensor, *, temperature: float) -> Tensor:
@@ -61,15 +64,24 @@ def evidential(
 
 
 def _from_uniform(concentration: Tensor, counts: Tensor) -> Tensor:
-    """KL(Dir(concentration) || Dir(1)) of each row (b,) over the classes that count."""
+    """KL(Dir(concentration) || Dir(1)) of each row (b,) over the classes that count.
+
+    Written with h(x) = lnG(x) + x - (x - 1) psi(x): what is large cancels, because the total is the sum of the
+    concentrations, and h itself grows only as half a logarithm.
+    """
     total = (concentration * counts).sum(dim=1)
-    surprise = torch.digamma(concentration) - torch.digamma(total)[:, None]
-    return (
-        torch.lgamma(total)
-        - (torch.lgamma(concentration) * counts).sum(dim=1)
-        - torch.lgamma(counts.sum(dim=1))
-        + ((concentration - 1) * surprise * counts).sum(dim=1)
-    )
+    classes = counts.sum(dim=1)
+    each = (_slowly_growing(concentration) * counts).sum(dim=1)
+    return _slowly_growing(total) + (classes - 1) * torch.digamma(total) - each - torch.lgamma(classes)
+
+
+def _slowly_growing(x: Tensor) -> Tensor:
+    """h(x) = lnG(x) + x - (x - 1) psi(x) for x >= 1; of large numbers by its series, where digits would cancel."""
+    small = x.clamp(max=LARGEST_DIRECT)
+    large = x.clamp(min=LARGEST_DIRECT)
+    directly = torch.lgamma(small) + small - (small - 1) * torch.digamma(small)
+    series = 0.5 * (large.log() + math.log(2 * math.pi) + 1) - 1 / (3 * large)
+    return torch.where(x < LARGEST_DIRECT, directly, series)
 
 
 def most_evidence(evidence: Tensor, *, valid: Tensor | None = None) -> Tensor:

@@ -186,10 +186,7 @@ class SREM(nn.Module):
         )
 
     def _check(self, logits: Tensor, warmup: bool, image_ids: Tensor | None) -> None:
-        for name, value in (("logits", logits), ("image_ids, integers,", image_ids)):
-            if value is not None and not isinstance(value, Tensor):
-                given = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
-                raise TypeError(f"{name} must be a torch.Tensor, got {given}; make one with torch.as_tensor")
+        _check_tensor("logits", logits)
         check_logits(logits)
         self._check_options(len(logits), warmup, image_ids)
         if self.check_finite and not torch.compiler.is_compiling() and not all_finite(logits):
@@ -204,7 +201,10 @@ class SREM(nn.Module):
                 "the warm-up is the complementary loss alone, and complementary=False switched it off; "
                 "train without a warm-up, or with the complementary loss"
             )
-        if image_ids is not None and image_ids.shape != (size,):
+        if image_ids is None:
+            return
+        _check_tensor("image_ids, integers,", image_ids)
+        if image_ids.shape != (size,):
             raise ValueError(
                 f"image_ids must hold one number for each of the {size} pairs; "
                 f"got shape {tuple(image_ids.shape)}"
@@ -213,6 +213,8 @@ class SREM(nn.Module):
 
 def as_embeddings(image_emb: Tensor, text_emb: Tensor) -> tuple[Tensor, Tensor]:
     """The checked embeddings in one format, float32 at least."""
+    _check_tensor("image_emb", image_emb)
+    _check_tensor("text_emb", text_emb)
     if image_emb.ndim != 2 or image_emb.shape != text_emb.shape:
         raise ValueError(
             "image_emb and text_emb must both be (b, d), row i of each belonging to pair i; "
@@ -220,6 +222,12 @@ def as_embeddings(image_emb: Tensor, text_emb: Tensor) -> tuple[Tensor, Tensor]:
         )
     wide = torch.promote_types(torch.promote_types(image_emb.dtype, text_emb.dtype), torch.float32)
     return image_emb.to(wide), text_emb.to(wide)
+
+
+def _check_tensor(name: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        given = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
+        raise TypeError(f"{name} must be a torch.Tensor, got {given}; make one with torch.as_tensor")
 
 
 def _check_positive(**settings: float) -> None:
