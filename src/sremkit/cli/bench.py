@@ -19,6 +19,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sremkit.cli.bench_steps import add_growth, add_loader, add_speed
 from sremkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -49,9 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_ablation(bench("ablation", "SREM's parts, one after another, as the paper's table"))
     _add_questions(bench("questions", "what the paper leaves open in SREM, one change at a time"))
     _add_efficiency(bench("efficiency", "what an epoch costs: seconds and memory of every method"))
-    _add_speed(bench("speed", "training steps and scoring of a backbone: plain, compiled, by kernels"))
-    _add_growth(bench("growth", "how a training step grows with batch, words, regions and width"))
-    _add_loader(bench("loader", "whether data read from disk keep up with the device"))
+    add_speed(bench("speed", "training steps and scoring of a backbone: plain, compiled, by kernels"))
+    add_growth(bench("growth", "how a training step grows with batch, words, regions and width"))
+    add_loader(bench("loader", "whether data read from disk keep up with the device"))
     _add_figures(bench("figures", "the paper's figures, as PNG and SVG"))
 
 
@@ -112,54 +113,6 @@ def _add_figures(parser: argparse.ArgumentParser) -> None:
     _add_set(parser, help="for the recipe")
     parser.add_argument("-o", "--out", type=Path, default=Path("runs/figures"), help="folder")
     parser.set_defaults(act=_figures)
-
-
-def _add_speed(parser: argparse.ArgumentParser) -> None:
-    ways = ("loop", "recorded", "fused", "plain", "compiled")
-    _add_steps(parser, backbones=["saf", "sgr", "scan-t2i"], ways=ways)
-    _add_patience(parser)
-    parser.add_argument("--eval-images", type=int, default=1000)
-    parser.add_argument("--eval-texts", type=int, default=5000, help="0 leaves scoring out")
-    parser.add_argument("--check", action="store_true", help="first compare the kernels with plain PyTorch")
-    parser.add_argument("--profile", action="store_true", help="print where each training step's time goes")
-    parser.add_argument("-o", "--out", metavar="FILE", help="write the rows there as CSV, after each one")
-    parser.set_defaults(act=_speed)
-
-
-def _add_growth(parser: argparse.ArgumentParser) -> None:
-    _add_steps(parser, backbones=["saf", "sgr", "scan-t2i"], ways=("replayed", "fused", "plain"))
-    _add_patience(parser)
-    parser.add_argument("-o", "--out", type=Path, default=Path("runs/bench-growth.csv"),
-                        help="CSV file; the figure lies beside it, as PNG and SVG")  # fmt: skip
-    parser.set_defaults(act=_growth)
-
-
-def _add_loader(parser: argparse.ArgumentParser) -> None:
-    ways = ("resident", "ahead", "processes", "between")
-    _add_steps(parser, backbones=["saf", "sgr"], ways=ways)
-    parser.add_argument("--format", choices=("float16", "float32"), default="float16", help="on disk")
-    parser.add_argument("--threads", type=int, default=4, help="that read ahead, or processes")
-    parser.add_argument("--images", type=int, default=4000, help="in the file: 147 kB each in float16")
-    parser.add_argument("--steps", type=int, default=150, help="of one measurement")
-    parser.add_argument("--rounds", type=int, default=2, help="measurements of each way, the best counts")
-    parser.add_argument("--folder", type=Path, help="where the file is made for a while; the system's choice")
-    parser.add_argument("-o", "--out", metavar="FILE", help="write the rows there as CSV, after each one")
-    parser.set_defaults(act=_loader)
-
-
-def _add_steps(parser: argparse.ArgumentParser, *, backbones: list[str], ways: tuple[str, ...]) -> None:
-    parser.add_argument("backbones", nargs="*", default=backbones, help="names of backbones")
-    parser.add_argument("--device", help="cuda where there is one, else cpu")
-    parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--precision", choices=("bf16", "float32"), help="bf16 on cuda, else float32")
-    parser.add_argument("--ways", nargs="+", choices=ways, default=list(ways), help="of computing or loading")
-    parser.add_argument("--budget-seconds", type=float, default=480.0, help="what does not fit is skipped")
-    parser.add_argument("--json", metavar="FILE", help="write the rows there too, after each one")
-    parser.add_argument("--small", action="store_true", help="tiny sizes, to try the program itself")
-
-
-def _add_patience(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--patience", type=float, default=3.0, help="seconds to repeat one measurement")
 
 
 def _add_grid(parser: argparse.ArgumentParser, *, out: str) -> None:
@@ -257,46 +210,6 @@ def _efficiency(args: argparse.Namespace) -> None:
     )
     write_csv(rows, args.out)
     _show(efficiency_table(rows), args)
-
-
-def _speed(args: argparse.Namespace) -> int:
-    from sremkit.bench.speed import run as measure
-
-    _check_steps(args)
-    return _exit_code(measure(args))
-
-
-def _growth(args: argparse.Namespace) -> int:
-    from sremkit.bench.growth import run as measure
-
-    _check_steps(args)
-    return _exit_code(measure(args))
-
-
-def _loader(args: argparse.Namespace) -> None:
-    from sremkit.bench.loader import run as measure
-
-    _check_steps(args)
-    measure(args)
-
-
-def _check_steps(args: argparse.Namespace) -> None:
-    """Refuse backbones and a device that there are not, before anything is measured."""
-    from sremkit.models import BACKBONES
-    from sremkit.training.processes import this_process
-
-    for name in args.backbones:
-        BACKBONES[name]
-    if args.device is not None:
-        args.device = str(this_process(args.device).device)
-
-
-def _exit_code(result: dict[str, Any]) -> int:
-    """1 if a measurement failed: the others were made all the same, but a script must learn of it."""
-    failed, done = len(result["failed"]), len(result["rows"])
-    if failed:
-        print(f"\n{failed} of {failed + done} measurements failed")
-    return 1 if failed else 0
 
 
 def _figures(args: argparse.Namespace) -> None:
