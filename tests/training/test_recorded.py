@@ -151,6 +151,71 @@ def test_steps_of_a_shape_run_twice_then_are_recorded_then_replayed(monkeypatch:
     assert story[6:] == ["record 15"]  # anew, but nothing has to be prepared again
 
 
+class NoGraph:
+    """In the place of `torch.cuda.graph`, which needs a device."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *problem: object) -> None:
+        pass
+
+
+@pytest.fixture
+def without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: None)
+    monkeypatch.setattr(torch.cuda, "graph", NoGraph)
+
+
+@pytest.mark.usefixtures("without_a_device")
+def test_no_garbage_is_collected_while_a_step_is_recorded() -> None:
+    found: list[bool] = []
+    steps: RecordedSteps = RecordedSteps(lambda batch: found.append(gc.isenabled()), torch.device("cpu"))
+    assert gc.isenabled()
+    steps._record(batch_of((2, 5)))
+    assert found == [False]
+    assert gc.isenabled()
+
+
+@pytest.mark.usefixtures("without_a_device")
+def test_a_step_that_cannot_be_recorded_says_what_to_do() -> None:
+    def step(batch: Batch) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    steps: RecordedSteps = RecordedSteps(step, torch.device("cpu"))
+    with pytest.raises(
+        RuntimeError, match=r"could not be recorded.*start again, with --set training.recorded=false"
+    ):
+        steps._record(batch_of((2, 5)))
+    assert gc.isenabled()
+
+
+@pytest.mark.usefixtures("without_a_device")
+def test_a_recording_writes_into_a_batch_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches that were read ahead lie on the device already, and belong to whoever asked for them."""
+    monkeypatch.setattr(RecordedSteps, "_as_usual", lambda self, batch: batch.words.sum())
+
+    def record(_: RecordedSteps, batch: Batch) -> _Recording:
+        graph = StandIn(batch)
+        return _Recording(graph, batch, graph.outcome)
+
+    monkeypatch.setattr(RecordedSteps, "_record", record)
+    steps: RecordedSteps = RecordedSteps(lambda batch: None, torch.device("cpu"))
+    # As wide as it gets, so that rounding up copies nothing.
+    batches = [round_up(make_items(4, seed=seed, words=(7, 7)).batch()) for seed in range(4)]
+    before = [replace(batch, images=batch.images.clone(), words=batch.words.clone()) for batch in batches]
+    for batch in batches:
+        steps(batch)
+    for batch, as_it_was in zip(batches, before, strict=True):
+        assert torch.equal(batch.images, as_it_was.images)
+        assert torch.equal(batch.words, as_it_was.words)
+
+
 @pytest.mark.parametrize("collects", [True, False])
 def test_garbage_is_kept_while_steps_are_recorded_and_then_collected_as_before(collects: bool) -> None:
     was = gc.isenabled()

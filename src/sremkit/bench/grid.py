@@ -13,7 +13,7 @@ import json
 import time
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -84,23 +84,32 @@ def run_grid(
         for key, (labels, recipe) in missing.items():
             on_row(_finish(folder, key, labels, run_cell(recipe, None, scores.get(key))))
     elif missing:
-        # Threads of one process would fight over the interpreter, and CUDA wants fresh processes.
-        with ProcessPoolExecutor(side_by_side, mp_context=get_context("spawn")) as pool:
-            threads = max(1, torch.get_num_threads() // side_by_side)
+        threads = max(1, torch.get_num_threads() // side_by_side)
+        with ThreadPoolExecutor(side_by_side) as pool:  # threads that only wait
             futures = {
-                pool.submit(run_cell, recipe, threads, scores.get(key)): (key, labels)
+                pool.submit(_in_own_process, recipe, threads, scores.get(key)): (key, labels)
                 for key, (labels, recipe) in missing.items()
             }
             problem: BaseException | None = None
-            for future in as_completed(futures):
-                key, labels = futures[future]
-                if (failed := future.exception()) is None:
-                    on_row(_finish(folder, key, labels, future.result()))
-                else:
-                    problem = problem or failed  # the others go on, and their rows would be lost
+            try:
+                for future in as_completed(futures):
+                    key, labels = futures[future]
+                    if (failed := future.exception()) is None:
+                        on_row(_finish(folder, key, labels, future.result()))
+                    else:
+                        problem = problem or failed  # the others go on, and their rows would be lost
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
             if problem is not None:
                 raise problem
     return [{**labels, **read_row(folder, cell_key(recipe))} for labels, recipe in cells]
+
+
+def _in_own_process(recipe: Recipe, threads: int, keep_scores: Path | None) -> dict[str, Any]:
+    """Run a cell in a process that ends with it: nothing of one cell, not even its failure, reaches the next."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(run_cell, recipe, threads, keep_scores).result()
 
 
 def run_cell(recipe: Recipe, threads: int | None = None, keep_scores: Path | None = None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ A step is encoding, comparison, a contrastive loss, gradients, clipping and Adam
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import platform
 import time
@@ -150,8 +151,9 @@ class Bench:
             torch.cuda.synchronize()
 
     def forget_peak(self) -> None:
-        """Count the peak of memory from here on."""
+        """Count the peak of memory from here on, without what earlier measurements have left in cycles."""
         if self.device.type == "cuda":
+            gc.collect()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
 

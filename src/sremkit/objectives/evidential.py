@@ -52,6 +52,7 @@ def evidential(
         valid: (b, b) bool, True where a candidate counts, the diagonal included; for repeated images.
     """
     check_logits(evidence)
+    evidence = evidence.double()
     counts = torch.ones_like(evidence) if valid is None else valid.to(evidence.dtype)
     target = diagonal_mask(evidence) & believed[:, None]  # (b, b)
     concentration = (evidence + 1) * counts  # 0 where a candidate does not count

@@ -94,7 +94,7 @@ class RecordedSteps(Generic[Outcome]):
             self._seen[shape] += 1
             return self._as_usual(batch.to(self._device, non_blocking=True))
         if shape not in self._recordings:
-            self._recordings[shape] = self._record(batch.to(self._device))
+            self._recordings[shape] = self._record(_own_copy(batch, self._device))
         recording = self._recordings[shape]
         for own, given in zip(_tensors(recording.batch), _tensors(batch), strict=True):
             own.copy_(given, non_blocking=True)
@@ -114,8 +114,14 @@ class RecordedSteps(Generic[Outcome]):
         # Threads that read ahead ask for memory meanwhile, which is not part of the step.
         mode = "thread_local"
         recording = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=mode)
-        with _garbage_kept(), recording:
-            outcome = self._step(batch)
+        try:
+            with _garbage_kept(), recording:
+                outcome = self._step(batch)
+        except RuntimeError as problem:
+            raise RuntimeError(
+                "a training step could not be recorded, and this process can draw no more random numbers on its "
+                "device; start again, with --set training.recorded=false if it happens again"
+            ) from problem
         return _Recording(graph, batch, outcome)
 
 
@@ -133,6 +139,16 @@ def _garbage_kept() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
+
+
+def _own_copy(batch: Batch, device: torch.device) -> Batch:
+    """On the device, sharing nothing with the given one: replays write into it."""
+    copies: dict[str, Any] = {
+        f.name: t.to(device, copy=True)
+        for f in fields(batch)
+        if isinstance(t := getattr(batch, f.name), Tensor)
+    }
+    return replace(batch, **copies)
 
 
 def round_up(batch: Batch) -> Batch:
