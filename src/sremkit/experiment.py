@@ -219,16 +219,19 @@ def load_best(folder: RunFolder) -> tuple[Matcher, Vocabulary | None]:
 
 
 def evaluate_runs(
-    paths: Sequence[Path], *, split: str, folds: int = 1, device: str = "auto"
+    paths: Sequence[Path], *, split: str, folds: int | None = None, device: str = "auto"
 ) -> dict[str, Any]:
     """Recall of one run's best model, or of several as an ensemble: the mean of their similarities.
 
     Args:
         split: "val" or "test", as the first run's recipe names them.
+        folds: average over so many folds of images; when absent, as that recipe tests, and "val" all at once.
     """
     folders = [RunFolder.open(path) for path in paths]
     recipe = load_recipe(folders[0].config)
     name = recipe.data.test_split if split == "test" else recipe.data.val_split
+    if folds is None:
+        folds = (recipe.data.test_folds or 1) if split == "test" else 1
     pairs = read_split(recipe.data, name)
     total = torch.zeros(pairs.num_images, len(pairs), dtype=torch.float64)
     for folder in folders:

@@ -32,7 +32,7 @@ Precision = Literal["float32", "tf32", "bf16"]
 COUNT = Range(least=0)
 AT_LEAST_ONE = Range(least=1)
 SHARE = Range(least=0, most=1)
-DATA_RANGES = {"min_count": AT_LEAST_ONE, "trusted_images": COUNT}
+DATA_RANGES = {"test_folds": AT_LEAST_ONE, "min_count": AT_LEAST_ONE, "trusted_images": COUNT}
 NOISE_RANGES = {"rate": SHARE, "seed": COUNT}
 TRAINING_RANGES = {
     "epochs": COUNT,
@@ -65,6 +65,7 @@ class DataSettings:
     train_split: str = "train"
     val_split: str = "val"
     test_split: str = "test"
+    test_folds: int | None = None  # test in so many folds of images, and average; all at once when absent
     train_options: dict[str, Any] = field(default_factory=dict)  # reader's options for the training split
     options: dict[str, Any] = field(default_factory=dict)  # reader's options for every split
     keep: str | None = None  # a keep-list: train only on the pairs with these ids, one a line

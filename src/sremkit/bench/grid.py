@@ -25,7 +25,7 @@ from torch import Tensor
 from sremkit.data.pairs import Pairs
 from sremkit.data.paths import resolve_source
 from sremkit.errors import UserError
-from sremkit.evaluation import detection_metrics, retrieval_recall
+from sremkit.evaluation import detection_metrics, retrieval_recall_folds
 from sremkit.evaluation.crowd import FILE, crowd_agreement
 from sremkit.evaluation.judging import judge_pairs
 from sremkit.evaluation.scoring import score_pairs
@@ -157,8 +157,15 @@ def run_cell(recipe: Recipe, threads: int | None = None, keep_scores: Path | Non
 
 
 def final_metrics(scores: Tensor, test: Pairs, data: DataSettings) -> dict[str, float]:
-    """Recalls on the test split, and agreement with people where the data have their verdicts."""
-    metrics = {f"test_{name}": value for name, value in retrieval_recall(scores, test.image_of_text).items()}
+    """Recalls on the test split, and agreement with people where the data have their verdicts.
+
+    In folds, where the data are tested so, are the recalls alone; "test_folds" then says how many.
+    """
+    folds = data.test_folds or 1
+    recalls = retrieval_recall_folds(scores, test.image_of_text, folds=folds)
+    metrics: dict[str, float] = {f"test_{name}": value for name, value in recalls.items()}
+    if folds > 1:
+        metrics["test_folds"] = folds
     verdicts = Path(resolve_source(data.source)) / FILE
     if verdicts.exists():
         metrics["crowd_auroc"] = crowd_agreement(scores, test, verdicts)

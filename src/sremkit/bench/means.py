@@ -27,7 +27,7 @@ from torch import Tensor
 from sremkit.bench.grid import cell_key, final_metrics, read_row, row_file, scores_file
 from sremkit.data.pairs import Pairs
 from sremkit.errors import UserError
-from sremkit.evaluation import retrieval_recall
+from sremkit.evaluation import retrieval_recall_folds
 from sremkit.experiment import read_split
 from sremkit.models.sgraf import logit_of_mean
 from sremkit.recipes import DataSettings, Recipe
@@ -103,7 +103,8 @@ def _average(mean: Mean, folder: Path, test_split: Callable[[DataSettings], Pair
         )
     if rows[0]["noise_hash"] != rows[1]["noise_hash"]:
         raise UserError(f"{name}: the two recipes were trained with different noise; a mean needs the same")
-    scores = [_read_scores(folder, row, test) for row in rows]
+    folds = [member.data.test_folds or 1 for member in mean.members]
+    scores = [_read_scores(folder, row, test, f) for row, f in zip(rows, folds, strict=True)]
     return {
         "members": "+".join(mean.member_keys),
         **final_metrics(logit_of_mean(*scores), test, mean.members[0].data),
@@ -112,11 +113,12 @@ def _average(mean: Mean, folder: Path, test_split: Callable[[DataSettings], Pair
     }
 
 
-def _read_scores(folder: Path, row: dict[str, Any], test: Pairs) -> Tensor:
+def _read_scores(folder: Path, row: dict[str, Any], test: Pairs, folds: int) -> Tensor:
     """The kept scores of a member (n, m), float64; scores that do not give its row are another run's."""
     file = scores_file(folder, row["key"])
     scores = torch.from_numpy(np.load(file))
-    if retrieval_recall(scores, test.image_of_text)["rsum"] != row["test_rsum"]:
+    recalls = retrieval_recall_folds(scores, test.image_of_text, folds=folds)
+    if recalls["rsum"] != row["test_rsum"]:
         raise UserError(
             f"{file} does not give the recalls of {row['key']}.json beside it; delete it and start again"
         )

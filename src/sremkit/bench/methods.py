@@ -15,20 +15,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sremkit.bench.grid import row_file, run_grid, scores_file, write_csv
+from sremkit.bench.grid import cell_key, row_file, run_grid, scores_file, write_csv
 from sremkit.bench.means import Mean, backbones_to_train, keys_to_keep, mean_rows
-from sremkit.bench.published import published_results
+from sremkit.bench.published import published_results, published_rsum
 from sremkit.bench.tables import Table
+from sremkit.errors import UnknownNameError, UserError
 from sremkit.evaluation.tables import RECALLS
+from sremkit.experiment import read_split
 from sremkit.methods import METHODS
 from sremkit.recipes import Recipe, load_recipe, recipe_files
-from sremkit.settings import assign, parse_assignment
+from sremkit.settings import assign, parse_assignment, suggestion
 
 TRUSTED_IMAGES = 500  # for methods that need right pairs, where no recipe says how many
+ADDED_NOISE = (0.2, 0.4, 0.6)
+REAL_NOISE = ("cc152k",)  # collections from the web, whose wrong pairs are their own; usually none are added
 LABELS = ("backbone", "noise", "method", "seeds")
 SHOWN = {
     **{f"test_{key}": key.replace("/", " ") for key in RECALLS},
     "test_rsum": "R_sum",
+    "published_rsum": "published R_sum",
     "train_auroc": "AUROC",
     "crowd_auroc": "crowd",
     "noisy_gradient_ratio": "noisy gradients",
@@ -36,6 +41,10 @@ SHOWN = {
     "seconds_per_epoch": "train s/epoch",
     "peak_memory_mb": "MB",
 }
+PUBLISHED_NOTE = (
+    "The published sgraf is SAF and SGR trained apart, here saf+sgr; the backbone sgraf trains them together here. "
+    "Published plain is hinge here. The sources do not say how many seeds they ran."
+)
 
 
 def method_cells(
@@ -86,10 +95,17 @@ def name_and_place(data: str) -> tuple[str, list[str]]:
     return name, [f"data.source={source}"] if source else []
 
 
+def usual_rates(data: str) -> list[float]:
+    """The noise that is added to these data ("f30k", "f30k:/path") when nobody says how much."""
+    return [0.0] if name_and_place(data)[0] in REAL_NOISE else list(ADDED_NOISE)
+
+
 def method_recipe(data: str, backbone: str, method: str, overrides: Sequence[str]) -> Recipe:
     """The recipe of a method; where there is none, SREM's with the method's own defaults in SREM's place."""
     own, common = f"{data}-{backbone}-{method}", f"{data}-{backbone}-srem"
-    if own in recipe_files() or common not in recipe_files():
+    if own not in recipe_files() and common not in recipe_files():
+        raise UnknownNameError(_what_there_is(data, backbone))
+    if own in recipe_files():
         return load_recipe(own, overrides)
     options: dict[str, Any] = {"method": {"name": method}}
     for_method = [override for override in overrides if override.startswith("method.")]
@@ -99,6 +115,19 @@ def method_recipe(data: str, backbone: str, method: str, overrides: Sequence[str
     if METHODS[method].needs_trusted:
         others.insert(0, f"data.trusted_images={TRUSTED_IMAGES}")
     return replace(load_recipe(common, others), name=own, method=options["method"])
+
+
+def _what_there_is(data: str, backbone: str) -> str:
+    """Says that data and backbone have no recipes together, and which have."""
+    backbones: dict[str, list[str]] = {}
+    for name in recipe_files():
+        known, _, rest = name.partition("-")
+        if rest.endswith("-srem"):
+            backbones.setdefault(known, []).append(rest.removesuffix("-srem"))
+    if data in backbones:
+        there = ", ".join(backbones[data])
+        return f"the data '{data}' have no recipes for the backbone '{backbone}'; they have for: {there}"
+    return f"there are no data called '{data}' with recipes by backbone; {suggestion(data, backbones)}"
 
 
 def run_methods(
@@ -117,14 +146,18 @@ def run_methods(
     again = [k for k in keep if row_file(folder, k).exists() and not scores_file(folder, k).exists()]
     if again:
         print(f"{len(again)} finished cell(s) kept no scores to average and will run again", flush=True)
-    total = len(cells)
-    done = [0]
+    keys = {cell_key(recipe): recipe for _, recipe in cells}
+    kept = {k for k in keys if row_file(folder, k).exists()}.difference(again)
+    _refuse_tests_that_would_fail([recipe for key, recipe in keys.items() if key not in kept])
+    if kept:
+        print(f"{len(kept)} of {len(keys)} cells are there already", flush=True)
+    done = [len(kept)]
 
     def tell(row: dict[str, Any]) -> None:
         done[0] += 1
         names = " ".join(str(row[key]) for key in ("backbone", "method", "rate", "seed"))
         print(
-            f"[{done[0]}/{total}] {names}: val {row['val_rsum']:.1f} (last {row['last_val_rsum']:.1f}), "
+            f"[{done[0]}/{len(keys)}] {names}: val {row['val_rsum']:.1f} (last {row['last_val_rsum']:.1f}), "
             f"{row['seconds']:.0f} s",
             flush=True,
         )
@@ -137,21 +170,32 @@ def run_methods(
     return rows
 
 
+def _refuse_tests_that_would_fail(recipes: Sequence[Recipe]) -> None:
+    """Read the test splits once before anything is made or trained: data may be missing, or folds not fit."""
+    for data in {repr(recipe.data): recipe.data for recipe in recipes}.values():
+        images, folds = read_split(data, data.test_split).num_images, data.test_folds or 1
+        if images % folds:
+            raise UserError(
+                f"data.test_folds is {folds}, but the {images} images of the split '{data.test_split}' cannot be "
+                "cut into so many folds of equal size"
+            )
+
+
 def methods_table(rows: Sequence[dict[str, Any]], *, title: str) -> Table:
     """Mean ± deviation over seeds; single models and ensembles apart, published numbers below."""
+    rows = [{**row, "published_rsum": _published_beside(row)} for row in rows]
     shown = {key: name for key, name in SHOWN.items() if any(row.get(key) is not None for row in rows)}
     table = Table(title, [*LABELS, *shown.values()], labels=3)
     singles = [row for row in rows if row.get("networks", 1) == 1]
     ensembles = [row for row in rows if row.get("networks", 1) > 1]
     table.add_section("single models", _lines(singles, shown))
     table.add_section("ensembles, whose similarities are averaged", _lines(ensembles, shown))
-    for data in dict.fromkeys(row["data"] for row in rows):
-        rates = {row["rate"] for row in rows if row["data"] == data}
-        table.add_section(f"published for {data}, not measured by us", _published_lines(data, rates, shown))
     larger = [row for row in ensembles if row["networks"] > 2]
     if larger:
         named = dict.fromkeys(f"{row['backbone']} {row['method']} ({row['networks']})" for row in larger)
         table.notes.append(f"Ensembles of more than two networks: {', '.join(named)}.")
+    for data in dict.fromkeys(row["data"] for row in rows):
+        _add_published(table, data, {row["rate"] for row in rows if row["data"] == data}, shown)
     return table
 
 
@@ -162,21 +206,47 @@ def _lines(rows: Sequence[dict[str, Any]], shown: dict[str, str]) -> list[list[s
     lines = []
     for (backbone, rate, method), members in groups.items():
         cells = [
-            mean_and_deviation([m[key] for m in members if m.get(key) is not None], key) for key in shown
+            mean_and_deviation([m[key] for m in members if m.get(key) is not None], key)
+            if key != "published_rsum"
+            else members[0][key] or "-"
+            for key in shown
         ]
-        lines.append([backbone, f"{rate:g}", method, str(len(members)), *cells])
+        noise = _noise_in_words(members[0]["data"], rate)
+        lines.append([backbone, noise, method, str(len(members)), *cells])
     return lines
 
 
-def _published_lines(data: str, rates: set[float], shown: dict[str, str]) -> list[list[str]]:
-    lines = []
-    for row in published_results(data):
-        if row["noise_rate"] and float(row["noise_rate"]) not in rates:
-            continue
+def _noise_in_words(data: str, rate: float) -> str:
+    if data not in REAL_NOISE:
+        return f"{rate:g}"
+    return f"real + {rate:g}" if rate else "real"
+
+
+def _published_beside(row: dict[str, Any]) -> str | None:
+    folds = int(row.get("test_folds") or 1)
+    return published_rsum(row["data"], row["backbone"], row["method"], row["rate"], folds=folds)
+
+
+def _add_published(table: Table, data: str, rates: set[float], shown: dict[str, str]) -> None:
+    """Sections with what others have printed for these data and rates, and how it is to be read."""
+    sections: dict[str, list[list[str]]] = {}
+    for row in sorted(published_results(data, rates), key=_is_ensemble):
+        kind = "ensembles" if _is_ensemble(row) else "single models"
+        folds = f", mean of {row['folds']} folds" if row["folds"] != "1" else ""
+        heading = f"published, not measured by us: {row['source']}, table {row['table']}, {data}{folds}: {kind}"
         remark = f" ({row['remark']})" if row["remark"] else ""
         cells = [row.get(key.removeprefix("test_"), "-") for key in shown]
-        lines.append([row["model"], row["noise_rate"] or "real", row["method"] + remark, "1", *cells])
-    return lines
+        noise = row["noise_rate"] or _noise_in_words(data, 0)
+        sections.setdefault(heading, []).append([row["model"], noise, row["method"] + remark, "-", *cells])
+    for heading, lines in sections.items():
+        table.add_section(heading, lines)
+    if sections:
+        table.notes.append(PUBLISHED_NOTE)
+
+
+def _is_ensemble(row: dict[str, str]) -> bool:
+    """Whether a published result is that of several networks: of SAF and SGR, or of a method that trains two."""
+    return row["model"] == "sgraf" or (row["method"] in METHODS and METHODS[row["method"]].networks > 1)
 
 
 def mean_and_deviation(values: Sequence[float], key: str) -> str:

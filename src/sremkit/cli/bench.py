@@ -9,6 +9,7 @@ srem bench efficiency --data flickr8k --backbone dual --methods srem,bicro,mscn
 srem bench speed saf sgr --batch-size 128
 srem bench growth saf sgr -o runs/growth.csv
 srem bench loader saf --format float16
+srem bench tiles --batch-sizes 4096 32768 --width 512
 srem bench figures curves --from runs/bench-methods.csv --noise 0.6 -o figures
 srem bench figures energies --recipe flickr8k-dual-srem -o figures
 """
@@ -19,7 +20,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sremkit.cli.bench_steps import add_growth, add_loader, add_speed
+from sremkit.cli.bench_steps import add_growth, add_loader, add_speed, add_tiles
 from sremkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_speed(bench("speed", "training steps and scoring of a backbone: plain, compiled, by kernels"))
     add_growth(bench("growth", "how a training step grows with batch, words, regions and width"))
     add_loader(bench("loader", "whether data read from disk keep up with the device"))
+    add_tiles(bench("tiles", "the objective in tiles, for batches without end"))
     _add_figures(bench("figures", "the paper's figures, as PNG and SVG"))
 
 
@@ -70,7 +72,9 @@ def _add_methods(parser: argparse.ArgumentParser) -> None:
         "--backbone", default="dual", help="comma-separated; saf+sgr is the mean of two, which are run too"
     )
     parser.add_argument("--methods", default=EVERY_METHOD, help="comma-separated")
-    parser.add_argument("--noise", default="0.2,0.4,0.6", help="comma-separated rates")
+    parser.add_argument(
+        "--noise", help="comma-separated rates to add (default: 0.2,0.4,0.6; for cc152k, noisy by itself, 0)"
+    )
     parser.add_argument("--protocol", choices=("caption", "image"), default="caption", help="noise protocol")
     _add_grid(parser, out="runs/bench-methods.csv")
     parser.set_defaults(act=_methods)
@@ -137,22 +141,23 @@ def _add_set(parser: argparse.ArgumentParser, *, help: str) -> None:
 
 def _methods(args: argparse.Namespace) -> None:
     from sremkit.bench.means import means_of
-    from sremkit.bench.methods import method_cells, methods_table, run_methods
+    from sremkit.bench.methods import method_cells, methods_table, name_and_place, run_methods, usual_rates
 
+    rates = usual_rates(args.data) if args.noise is None else _rates(args.noise)
     backbones = args.backbone.split(",")
     cells = method_cells(
         args.data,
         backbones,
         args.methods.split(","),
-        _rates(args.noise),
+        rates,
         range(args.seeds),
         protocol=args.protocol,
         overrides=args.overrides,
     )
     means = means_of(cells, backbones)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     rows = run_methods(cells, args.out, means=means, side_by_side=args.side_by_side)
-    title = f"{args.data}, noise per {args.protocol}, mean ± deviation over {args.seeds} seeds"
+    added = f"noise per {args.protocol}" if any(rates) else "no noise added"
+    title = f"{name_and_place(args.data)[0]}, {added}, mean ± deviation over {args.seeds} seeds"
     _show(methods_table(rows, title=title), args)
 
 

@@ -1,10 +1,12 @@
-"""The benches of `srem bench` that measure a step: speed, growth, loader."""
+"""The benches of `srem bench` that measure a step: speed, growth, loader, tiles."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 from typing import Any
+
+from sremkit.errors import UserError
 
 
 def add_speed(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +42,16 @@ def add_loader(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(act=_loader)
 
 
+def add_tiles(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--batch-sizes", type=int, nargs="+", default=[4096, 8192, 16384, 32768], help="pairs"
+    )
+    parser.add_argument("--width", type=int, default=512, help="of the embeddings")
+    parser.add_argument("--device", help="cuda where there is one, else cpu")
+    parser.add_argument("-o", "--out", metavar="FILE", help="write the rows there as CSV, after each one")
+    parser.set_defaults(act=_tiles)
+
+
 def _add_steps(parser: argparse.ArgumentParser, *, backbones: list[str], ways: tuple[str, ...]) -> None:
     parser.add_argument("backbones", nargs="*", default=backbones, help="names of backbones")
     parser.add_argument("--device", help="cuda where there is one, else cpu")
@@ -73,6 +85,17 @@ def _loader(args: argparse.Namespace) -> None:
     from sremkit.bench.loader import run as measure
 
     _check_steps(args)
+    measure(args)
+
+
+def _tiles(args: argparse.Namespace) -> None:
+    from sremkit.bench.tiles import run as measure
+    from sremkit.training.processes import this_process
+
+    if min(*args.batch_sizes, args.width) < 2:
+        raise UserError("--batch-sizes and --width must be 2 or more")
+    if args.device is not None:
+        args.device = str(this_process(args.device).device)
     measure(args)
 
 
