@@ -37,14 +37,17 @@ def _attended(queries: Tensor, contexts: Tensor, scale: float) -> Tensor:
 
 def _captions(texts: Encoded) -> list[Tensor]:
     words, mask = texts.parts()
-    return [words[j, : int(mask[j].sum())] for j in range(len(words))]
+    return [own[: int(count)] for own, count in zip(words.unbind(), mask.sum(dim=1), strict=True)]
 
 
 def _all_pairs(images: Encoded, texts: Encoded, of_pair: OfPair) -> Tensor:
     """(n, m) a number for each image with each caption."""
-    regions, captions = images.parts()[0], _captions(texts)
+    captions = _captions(texts)
     return torch.stack(
-        [torch.stack([of_pair(regions[i], words) for words in captions]) for i in range(len(images))]
+        [
+            torch.stack([of_pair(regions, words) for words in captions])
+            for regions in images.parts()[0].unbind()
+        ]
     )
 
 
@@ -91,20 +94,29 @@ def _ask(matcher: IterativeMatching, side: str, queries: Tensor, contexts: Tenso
     return similarity
 
 
-def _nodes(matcher: NodeMatcher, images: Encoded, i: int, words: Tensor, whole: Tensor) -> Tensor:
-    """The similarity nodes (1 + w, s) of image i with one caption."""
-    found = _l2(_attended(words, images.parts()[0][i], matcher.attention_scale))
+Parts = tuple[Tensor, Tensor]  # regions (r, d) or words (w, d), and the whole (d,)
+
+
+def _one_by_one(images: Encoded) -> list[Parts]:
+    """Taken apart once: a region asked for in every pair would bring a gradient of the whole batch each time."""
+    return list(zip(images.parts()[0].unbind(), images.whole().unbind(), strict=True))
+
+
+def _nodes(matcher: NodeMatcher, image: Parts, caption: Parts) -> Tensor:
+    """The similarity nodes (1 + w, s) of an image with a caption."""
+    (regions, whole_image), (words, whole_text) = image, caption
+    found = _l2(_attended(words, regions, matcher.attention_scale))
     local = _l2(matcher.local_similarity((found - words).pow(2)))  # (w, s)
-    whole_similarity = _l2(matcher.global_similarity((images.whole()[i] - whole).pow(2)))  # (s,)
+    whole_similarity = _l2(matcher.global_similarity((whole_image - whole_text).pow(2)))  # (s,)
     return torch.cat([whole_similarity.unsqueeze(0), local])
 
 
 def sgr(matcher: SimilarityGraphReasoning, images: Encoded, texts: Encoded) -> Tensor:
-    columns = []
-    for words, whole in zip(_captions(texts), texts.whole(), strict=True):
+    columns, each = [], _one_by_one(images)
+    for caption in zip(_captions(texts), texts.whole().unbind(), strict=True):
         column = []
-        for i in range(len(images)):
-            nodes = _nodes(matcher, images, i, words, whole)
+        for image in each:
+            nodes = _nodes(matcher, image, caption)
             for step in cast("list[GraphStep]", matcher.steps):
                 edges = F.softmax(step.query(nodes) @ step.key(nodes).T, dim=1)
                 nodes = torch.relu(step.graph(edges @ nodes))
@@ -114,9 +126,9 @@ def sgr(matcher: SimilarityGraphReasoning, images: Encoded, texts: Encoded) -> T
 
 
 def saf(matcher: SimilarityAttentionFiltration, images: Encoded, texts: Encoded) -> Tensor:
-    norm, columns = matcher.filter_norm, []
-    for words, whole in zip(_captions(texts), texts.whole(), strict=True):
-        nodes = [_nodes(matcher, images, i, words, whole) for i in range(len(images))]
+    norm, columns, each = matcher.filter_norm, [], _one_by_one(images)
+    for caption in zip(_captions(texts), texts.whole().unbind(), strict=True):
+        nodes = [_nodes(matcher, image, caption) for image in each]
         tells = F.batch_norm(
             torch.stack([matcher.filter(of_pair).T for of_pair in nodes]),  # (n, 1, 1 + w)
             norm.running_mean,
