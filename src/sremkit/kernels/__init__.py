@@ -1,4 +1,4 @@
-"""Triton kernels for what cross-attention backbones and their recurrent encoder spend their time on, each beside its plain PyTorch twin.
+"""Triton kernels for what cross-attention backbones spend their time on, each beside its plain PyTorch twin.
 
 One switch says which of the two is used:
 
