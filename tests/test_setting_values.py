@@ -41,6 +41,7 @@ OUT_OF_RANGE = [
     ("training.keep_statistics=-1", r"'training\.keep_statistics' must be at least 0, got -1"),
     ("noise.rate=1.1", r"'noise\.rate' must be at least 0 and at most 1, got 1\.1"),
     ("noise.seed=-1", r"'noise\.seed' must be at least 0, got -1"),
+    ("data.test_folds=0", r"'data\.test_folds' must be at least 1, got 0"),
     ("data.min_count=0", r"'data\.min_count' must be at least 1, got 0"),
     ("data.trusted_images=-1", r"'data\.trusted_images' must be at least 0, got -1"),
 ]
@@ -66,7 +67,7 @@ def test_settings_at_the_edge_of_their_ranges_are_taken() -> None:
         patience=0, micro_batch=1, checkpoint_minutes=0.0, keep_statistics=0, device="cuda:1",
     )  # fmt: skip
     NoiseSettings(rate=1.0)
-    DataSettings(source="scenes", min_count=1)
+    DataSettings(source="scenes", min_count=1, test_folds=1)
 
 
 def test_settings_made_in_python_are_told_the_same() -> None:

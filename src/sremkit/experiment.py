@@ -268,7 +268,11 @@ def peak_memory_mb(device: torch.device) -> float:
 
 
 def _set_aside(recipe: Recipe, clean: Pairs, method: Method) -> np.ndarray:
-    """Which pairs are trusted: all captions of some images, the same ones for every seed of the training."""
+    """(m,) bool: which pairs are trusted, all captions of some images.
+
+    The images are drawn by the noise's seed, also where the noise itself is read from a file. So the training's
+    seed changes nothing here, and another noise seed sets other images aside.
+    """
     wanted = recipe.data.trusted_images
     if method.needs_trusted and wanted == 0:
         raise UserError(
@@ -278,7 +282,8 @@ def _set_aside(recipe: Recipe, clean: Pairs, method: Method) -> np.ndarray:
     images = np.unique(clean.image_of_text)
     if not 0 <= wanted < len(images):
         raise UserError(f"data.trusted_images is {wanted}, but the training data has {len(images)} images")
-    chosen = np.random.default_rng(recipe.noise.seed).permutation(images)[:wanted]
+    # A draw of its own: the noise begins with a permutation too, and would have hit just the images set aside.
+    chosen = np.random.default_rng([recipe.noise.seed, 1]).permutation(images)[:wanted]
     return np.isin(clean.image_of_text, chosen)
 
 

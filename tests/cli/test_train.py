@@ -210,6 +210,20 @@ def test_an_ensemble_is_named_so_and_folds_are_averaged(
     assert json.loads(out.read_text())["folds"] == 2
 
 
+def test_a_run_whose_recipe_tests_in_folds_is_evaluated_so(run: Path, tmp_path: Path, capsys) -> None:
+    folded = tmp_path / "folded"
+    assert main(["train", "scenes-infonce", *TINY, "--set", "data.test_folds=2", "--out", str(folded)]) == 0
+    for arguments in ([], ["--folds", "1"], ["--split", "val"]):
+        capsys.readouterr()
+        assert main(["eval", str(folded), *arguments]) == 0
+        assert ("mean of 2 folds" in capsys.readouterr().out) == (arguments == [])
+    files = {"eval-test-2-folds.json": 2, "eval-test.json": 1, "eval-val.json": 1}
+    results = {name: json.loads((folded / name).read_text()) for name in files}
+    assert {name: result["folds"] for name, result in results.items()} == files
+    assert main(["eval", str(folded), "--folds", "2", "-o", str(tmp_path / "two.json")]) == 0
+    assert json.loads((tmp_path / "two.json").read_text()) == results["eval-test-2-folds.json"]
+
+
 def test_compare_shows_what_differs(run: Path, other_run: Path, capsys) -> None:
     assert main(["compare", str(run), str(other_run)]) == 0
     lines = capsys.readouterr().out.splitlines()

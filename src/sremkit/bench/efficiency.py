@@ -52,13 +52,15 @@ def measure_efficiency(
         data: first part of the recipes' names, with where the data lies if not in its usual place: "f30k:/path".
         folder: keeps a JSON file a finished row.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     data, located = name_and_place(data)
     length = ["training.warmup_epochs=1", f"training.epochs={epochs}", f"training.decay_after={epochs}"]
+    recipes = [
+        method_recipe(data, backbone, method, [*length, *located, *that_it_can(method, overrides)])
+        for method in methods
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
     rows = []
-    for method in methods:
-        settings = [*length, *located, *that_it_can(method, overrides)]
-        recipe = method_recipe(data, backbone, method, settings)
+    for method, recipe in zip(methods, recipes, strict=True):
         key = _key(recipe)
         if not row_file(folder, key).exists():
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:

@@ -43,7 +43,7 @@ SHOWN = {
 }
 PUBLISHED_NOTE = (
     "The published sgraf is SAF and SGR trained apart, here saf+sgr; the backbone sgraf trains them together here. "
-    "Published plain is hinge here. The sources do not say how many seeds they ran."
+    "Published plain is hinge here. The source names neither its seeds nor whether its noise is per caption or image."
 )
 
 
@@ -233,7 +233,9 @@ def _add_published(table: Table, data: str, rates: set[float], shown: dict[str, 
     for row in sorted(published_results(data, rates), key=_is_ensemble):
         kind = "ensembles" if _is_ensemble(row) else "single models"
         folds = f", mean of {row['folds']} folds" if row["folds"] != "1" else ""
-        heading = f"published, not measured by us: {row['source']}, table {row['table']}, {data}{folds}: {kind}"
+        heading = (
+            f"published, not measured by us: {row['source']}, table {row['table']}, {data}{folds}: {kind}"
+        )
         remark = f" ({row['remark']})" if row["remark"] else ""
         cells = [row.get(key.removeprefix("test_"), "-") for key in shown]
         noise = row["noise_rate"] or _noise_in_words(data, 0)

@@ -6,7 +6,6 @@ import csv
 from collections.abc import Collection
 from importlib import resources
 
-
 # What the sources call by other names than we: SGRAF is the mean of SAF and SGR trained apart, and a plain backbone
 # is trained with a margin to the hardest negative.
 BACKBONES = {"saf+sgr": "sgraf", "sgr+saf": "sgraf"}

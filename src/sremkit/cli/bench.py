@@ -199,7 +199,6 @@ def _efficiency(args: argparse.Namespace) -> None:
     from sremkit.bench.efficiency import efficiency_table, measure_efficiency
     from sremkit.bench.grid import write_csv
 
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     rows = measure_efficiency(
         args.data,
         args.backbone,
