@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Collection
+from functools import cache
 from importlib import resources
 
 # What the sources call by other names than we: SGRAF is the mean of SAF and SGR trained apart, and a plain backbone
@@ -44,6 +45,7 @@ def published_ablation() -> list[dict[str, str]]:
     return _read("published_ablation.csv")
 
 
+@cache  # a table asks for each of its rows
 def _read(name: str) -> list[dict[str, str]]:
     text = resources.files("sremkit.bench").joinpath(name).read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import gc
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sremkit.bench.efficiency import describe_device
 from sremkit.bench.grid import write_csv
 from sremkit.objectives import SREM
 from sremkit.objectives.tiled import TiledSREM
+from sremkit.training.clock import now
 
 SCALE = 20.0  # of the cosines, as the dual encoder's
 MOST_COMPARED = 8192  # plain SREM in float64 holds several matrices of 0.5 GB there
@@ -41,7 +42,7 @@ def measure_tiles(batch_size: int, width: int, device: torch.device) -> dict[str
 
     total = step()  # not counted: libraries prepare themselves
     gradient = _joined(images, texts)
-    row: dict[str, Any] = {"pairs": batch_size, "width": width, "device": _name(device)}
+    row: dict[str, Any] = {"pairs": batch_size, "width": width, "device": describe_device(device)}
     row["seconds"], row["peak_gb"] = _cost(step, device)
     if batch_size <= MOST_COMPARED:
         exact, exact_gradient = _exactly(images, texts)
@@ -52,10 +53,9 @@ def measure_tiles(batch_size: int, width: int, device: torch.device) -> dict[str
 
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure every size, tell each as it comes, and write them as CSV."""
-    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     rows: list[dict[str, Any]] = []
     for batch_size in args.batch_sizes:
-        rows.append(measure_tiles(batch_size, args.width, device))
+        rows.append(measure_tiles(batch_size, args.width, args.device))
         print(in_words(rows[-1]), flush=True)
         if args.out is not None:
             Path(args.out).parent.mkdir(parents=True, exist_ok=True)
@@ -97,24 +97,15 @@ def _joined(images: Tensor, texts: Tensor) -> Tensor:
 def _cost(step: Callable[[], object], device: torch.device) -> tuple[float, float | None]:
     """Median seconds, and on a CUDA device the peak of memory in GB beyond what lay there before."""
     on_cuda = device.type == "cuda"
-    before = 0
     if on_cuda:
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
+    before = torch.cuda.memory_allocated(device) if on_cuda else 0
     times = []
     for _ in range(REPEATS):
-        started = time.perf_counter()
+        started = now(device)
         step()
-        if on_cuda:
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - started)
+        times.append(now(device) - started)
     peak = (torch.cuda.max_memory_allocated(device) - before) / 1e9 if on_cuda else None
     return statistics.median(times), peak
-
-
-def _name(device: torch.device) -> str:
-    return (
-        torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
-    )

@@ -94,8 +94,7 @@ def _tiles(args: argparse.Namespace) -> None:
 
     if min(*args.batch_sizes, args.width) < 2:
         raise UserError("--batch-sizes and --width must be 2 or more")
-    if args.device is not None:
-        args.device = str(this_process(args.device).device)
+    args.device = this_process(args.device or "auto").device
     measure(args)
 
 

@@ -32,8 +32,9 @@ class Batch:
     def __getitem__(self, items: slice) -> Batch:
         return self._each(lambda tensor: tensor[items])
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
-        return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+    def to(self, device: torch.device | str, *, non_blocking: bool = False, copy: bool = False) -> Batch:
+        """On the device; with `copy` sharing nothing with this one, wherever that lies."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking, copy=copy))
 
     def pin_memory(self) -> Batch:
         return self._each(Tensor.pin_memory)

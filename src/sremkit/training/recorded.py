@@ -94,7 +94,8 @@ class RecordedSteps(Generic[Outcome]):
             self._seen[shape] += 1
             return self._as_usual(batch.to(self._device, non_blocking=True))
         if shape not in self._recordings:
-            self._recordings[shape] = self._record(_own_copy(batch, self._device))
+            # A copy, because replays write into it.
+            self._recordings[shape] = self._record(batch.to(self._device, copy=True))
         recording = self._recordings[shape]
         for own, given in zip(_tensors(recording.batch), _tensors(batch), strict=True):
             own.copy_(given, non_blocking=True)
@@ -139,16 +140,6 @@ def _garbage_kept() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
-
-
-def _own_copy(batch: Batch, device: torch.device) -> Batch:
-    """On the device, sharing nothing with the given one: replays write into it."""
-    copies: dict[str, Any] = {
-        f.name: t.to(device, copy=True)
-        for f in fields(batch)
-        if isinstance(t := getattr(batch, f.name), Tensor)
-    }
-    return replace(batch, **copies)
 
 
 def round_up(batch: Batch) -> Batch:
