@@ -16,6 +16,9 @@ import torch
 from sremkit.cli.main import main
 from sremkit.training.run_folder import RunFolder
 
+# Two processes a test are as many as there are cores: side by side with others they disturb each other.
+pytestmark = pytest.mark.alone
+
 SCRIPT = Path(__file__).with_name("two_processes.py")
 TORCHRUN = ["torch.distributed.run", "--nproc_per_node=2", "--master_addr=127.0.0.1", "--master_port={port}"]
 # accelerate's word for "several processes on this machine"; the recipe's device decides where they compute
