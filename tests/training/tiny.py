@@ -44,13 +44,18 @@ def tiny_pairs(num_images: int = 48, captions: int = 2, *, split: str = "train")
 
 
 def tiny_trainer(
-    folder: RunFolder | None = None, *, method: str = "srem", pairs: Pairs | None = None, **changes
+    folder: RunFolder | None = None,
+    *,
+    method: str = "srem",
+    pairs: Pairs | None = None,
+    noise_rate: float = 0.3,
+    **changes,
 ):
     """A trainer of the tiny run; `changes` go to its settings, or replace arguments of the trainer."""
     method_options = changes.pop("method_options", {})
     arguments = {key: changes.pop(key) for key in ("reporter", "validate", "observer") if key in changes}
     clean = pairs or tiny_pairs()
-    noise = make_noise(clean.image_of_text, rate=0.3, seed=1)
+    noise = make_noise(clean.image_of_text, rate=noise_rate, seed=1)
     settings = TrainingSettings(**{**SETTINGS, **changes})
     torch.manual_seed(settings.seed)
     built = build_method(method, **method_options)

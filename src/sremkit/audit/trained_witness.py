@@ -75,7 +75,8 @@ def _train(
         scale=settings.scale,
     ).train()
     assert isinstance(matcher, DualEncoder)
-    method = SREMPlus(complementary_weight=0.0)
+    # An audit is there to doubt: of little data, wrong pairs may be learnt before the warm-up ends.
+    method = SREMPlus(complementary_weight=0.0, least_resemblance=0.0)
     method.start(Surroundings(len(rows), torch.device("cpu")))
     optimizer = torch.optim.Adam(matcher.parameters(), lr=settings.learning_rate, fused=True)
     warmup, total, steps_an_epoch, batch_size = _passes(len(rows), settings)

@@ -8,7 +8,9 @@ all memories says how far each pair is believed:
     belief_i = (probability that m_i belongs to the upper of the two heaps) ^ belief_power
     L = mean_i belief_i (CE_i i2t + CE_i t2i) / 2 + complementary_weight (L_c i2t + L_c t2i)
 
-The warm-up is SREM's, complementary learning alone; or generalised cross-entropy, which is faster from scratch.
+The warm-up is SREM's, complementary learning alone; or generalised cross-entropy, which is faster from scratch. At
+its end the lower heap is compared with strangers (strangers.py): where its pairs fare better than those, nothing is
+wrong with them, and every pair is believed from then on.
 
 With `rematch_among` > 0, texts that are not believed look for their image before each epoch (rematching.py): where
 one is found, the text comes with that image in this epoch, believed with `rematch_weight`. Only such texts take part:
@@ -27,6 +29,7 @@ from sremkit.data.batch import Batch
 from sremkit.methods import METHODS, Method, Pairing, Scorer, Surroundings
 from sremkit.methods.mixture import fit_two_normals
 from sremkit.methods.rematching import find_partners
+from sremkit.methods.strangers import resemblance, stranger_probability
 from sremkit.methods.warming import Warming
 from sremkit.objectives import Loss, complementary
 from sremkit.objectives.candidates import distinct_images, keep_valid
@@ -43,6 +46,8 @@ class SREMPlus(Method):
         complementary_weight: of the complementary losses beside the believed pairs.
         sharpness: how strongly complementary labels prefer hard negatives.
         least_separation: below it the memories are one heap, and every pair is believed.
+        least_resemblance: of the lower heap to strangers at the end of the warm-up; below it there are no wrong pairs,
+            and every pair is believed ever after. 0 does not ask.
         belief_power: the mixture's probabilities are raised to it; above 1, who may be wrong is believed less.
         rematch_among: a text that is not believed is given the image that fits it best, if it is among so
             many of that image's best texts that are not believed; 0 leaves such texts alone. Where fewer texts
@@ -61,6 +66,7 @@ class SREMPlus(Method):
         complementary_weight: float = 0.3,
         sharpness: float = 0.0,
         least_separation: float = 1.5,
+        least_resemblance: float = 0.2,
         belief_power: float = 1.0,
         rematch_among: int = 0,
         rematch_turns: int = 1,
@@ -81,6 +87,7 @@ class SREMPlus(Method):
         self.complementary_weight = complementary_weight
         self.sharpness = sharpness
         self.least_separation = least_separation
+        self.least_resemblance = least_resemblance
         self.belief_power = belief_power
         self.rematch_among = rematch_among
         self.rematch_turns = rematch_turns
@@ -88,6 +95,8 @@ class SREMPlus(Method):
         self.warmup_power = warmup_power
         self.mask_repeated_images = mask_repeated_images
         self.memory = torch.zeros(0)
+        self.strangers = torch.zeros(0)  # remembered like pairs, during the warm-up
+        self.all_right = False  # what the end of the warm-up said
         self.belief = torch.zeros(0)
         self.rematched = torch.zeros(0, dtype=torch.bool)
         self.image_of_text = torch.zeros(0, dtype=torch.int64)  # with which the texts come now
@@ -97,6 +106,7 @@ class SREMPlus(Method):
     def start(self, surroundings: Surroundings) -> None:
         num_pairs, device = surroundings.num_pairs, surroundings.device
         self.memory = torch.full((num_pairs,), float("nan"), device=device)
+        self.strangers = self.memory.clone()
         self.belief = torch.ones(num_pairs, device=device)
         self.rematched = torch.zeros(num_pairs, dtype=torch.bool, device=device)
         self.pairing = surroundings.pairing
@@ -108,6 +118,7 @@ class SREMPlus(Method):
         if warmup:
             return
         self.warming.forget()
+        self.strangers.fill_(float("nan"))
         if self.rematch_among == 0:
             return
         given, encode, give_images = self._pairing()
@@ -127,13 +138,17 @@ class SREMPlus(Method):
         logits = matcher(batch).float() / self.temperature
         valid = distinct_images(batch.image_id) if self.mask_repeated_images else None
         rematched = self.rematched[batch.pair_id]
-        self._remember(keep_valid(logits.detach(), valid), batch.pair_id, as_given=~rematched)
+        seen = keep_valid(logits.detach(), valid)
+        probability = (seen.softmax(1).diagonal() + seen.softmax(0).diagonal()) / 2
+        self._remember(self.memory, probability, batch.pair_id, where=~rematched)
         nobody = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
         directions = ((logits, valid), (logits.T, None if valid is None else valid.T))
         lc_i2t, lc_t2i = (
             complementary(f, nobody, sharpness=self.sharpness, offset=0.5, valid=v) for f, v in directions
         )
         if warmup:
+            strange = stranger_probability(logits.detach(), valid)
+            self._remember(self.strangers, strange, batch.pair_id, where=strange > 0)
             self.warming.see(logits, batch.image_id if self.mask_repeated_images else None)
             total = lc_i2t + lc_t2i
             if self.warmup_power is not None:
@@ -165,8 +180,12 @@ class SREMPlus(Method):
         if len(memory) < 100:
             return  # too few to tell two heaps apart
         mixture = fit_two_normals(memory.cpu())
+        strangers = self.strangers[~self.strangers.isnan()].cpu()
+        if len(strangers):  # there are some during the warm-up alone
+            alike = resemblance(memory.cpu(), strangers, float(mixture.weight[0]))
+            self.all_right = alike < self.least_resemblance
         belief = torch.ones_like(self.belief)
-        if mixture.separation >= self.least_separation:
+        if not self.all_right and mixture.separation >= self.least_separation:
             belief[known] = mixture.upper_probability(memory.cpu()).to(belief) ** self.belief_power
         self.belief = belief
 
@@ -178,6 +197,9 @@ class SREMPlus(Method):
 
     def state_dict(self) -> dict[str, Tensor]:
         state = {"memory": self.memory, "belief": self.belief, **self.warming.state_dict()}
+        state["all_right"] = torch.tensor(self.all_right)
+        if not self.strangers.isnan().all():
+            state["strangers"] = self.strangers
         if self.rematch_among > 0:
             state |= {"rematched": self.rematched, "image_of_text": self.image_of_text}
         return state
@@ -185,6 +207,10 @@ class SREMPlus(Method):
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.memory = state["memory"].to(self.memory.device)
         self.belief = state["belief"].to(self.belief.device)
+        self.strangers = state.get("strangers", torch.full_like(self.memory, float("nan"))).to(
+            self.memory.device
+        )
+        self.all_right = bool(state.get("all_right", False))
         self.warming.load_state_dict(state)
         if self.rematch_among > 0:
             self.rematched = state["rematched"].to(self.rematched.device)
@@ -196,10 +222,9 @@ class SREMPlus(Method):
             raise ValueError("re-matching gives texts other images; start the method with the pairing")
         return self.pairing
 
-    def _remember(self, logits: Tensor, pair_id: Tensor, *, as_given: Tensor) -> None:
-        """Remember what this batch says of the pairs that came as they were given."""
-        probability = (logits.softmax(1).diagonal() + logits.softmax(0).diagonal()) / 2
+    def _remember(self, memory: Tensor, probability: Tensor, pair_id: Tensor, *, where: Tensor) -> None:
+        """Remember what this batch says, where it says something."""
         seen = torch.logit(probability, eps=1e-6)
-        before = self.memory[pair_id]
+        before = memory[pair_id]
         now = torch.where(before.isnan(), seen, self.decay * before + (1 - self.decay) * seen)
-        self.memory[pair_id] = torch.where(as_given, now, before)
+        memory[pair_id] = torch.where(where, now, before)

@@ -1,0 +1,45 @@
+"""Whether there are wrong pairs at all: how many pairs fare as badly as strangers do.
+
+A mixture finds two heaps in any list of numbers, also where every pair is right and some are merely hard. But what a
+wrong pair looks like is known: an image with the text of its neighbour in the batch is one. Its own text and its
+neighbour's own image are left out of the candidates, as a wrong pair's true partners are not there either, and the
+neighbour's probability is remembered like that of a pair. If a share s of the pairs were wrong and nothing of them
+learnt yet, s / 2 of the pairs would lie below the median of these strangers. So
+
+    resemblance = 2 (share of pairs below the strangers' median) / (weight of the mixture's lower heap)
+
+is 1 where that heap is one of wrong pairs, and 0 where it is one of hard ones. What has been learnt of wrong pairs
+lowers it, so it is asked at the end of the warm-up, and of no later epoch.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from sremkit.objectives.candidates import diagonal_mask, keep_valid, low
+
+
+def stranger_probability(logits: Tensor, valid: Tensor | None = None) -> Tensor:
+    """How likely each image i and the text i + 1 take each other for a pair, their own ones left out: (b,).
+
+    The mean of both directions; 0 where the two are no candidates for each other, as captions of one image are not.
+
+    Args:
+        logits: (b, b), rows images, columns texts, the given pairs on the diagonal.
+        valid: (b, b) bool, True where a candidate counts.
+    """
+    others = keep_valid(logits, valid).masked_fill(diagonal_mask(logits), low(logits.dtype))
+    i2t, t2i = (others.softmax(dim).roll(-1, dims=1).diagonal() for dim in (1, 0))
+    return (i2t + t2i) / 2
+
+
+def resemblance(memory: Tensor, strangers: Tensor, lower_weight: float) -> float:
+    """How far the lower heap of a mixture over the pairs' memories consists of pairs that fare like strangers.
+
+    Args:
+        memory: (n,) of pairs.
+        strangers: (k,) of strangers.
+        lower_weight: share of the pairs that the mixture gives to its lower heap.
+    """
+    below = (memory < strangers.median()).double().mean().item()
+    return 2 * below / max(lower_weight, 1e-9)
