@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from sremkit.bench import speed
+from sremkit.bench.backbones import make_batch
+from sremkit.bench.counted import counted_work, recurrence_operations
 from sremkit.bench.kernel_check import can_check
-from sremkit.bench.operations import Sizes, Work, training_work
+from sremkit.bench.operations import BY_HAND, Sizes, Work, scoring_work, training_work
 from sremkit.bench.stepping import Bench
 from sremkit.cli.main import build_parser, main
 from sremkit.models import build_matcher
@@ -113,13 +115,16 @@ def test_without_a_device_or_an_interpreter_the_check_says_so(capsys, monkeypatc
 def test_the_operations_of_a_small_comparison_by_hand() -> None:
     matcher = build_matcher("scan-t2i", vocab_size=10, image_dim=3, embed_size=2, word_dim=5)
     work = training_work(matcher, Sizes(images=2, regions=4, image_dim=3, lengths=[3, 1], itemsize=4))
+    scoring = scoring_work(matcher, Sizes(images=2, regions=4, image_dim=3, lengths=[3, 1], itemsize=4))
     # n = 2, r = 4, D = 3, W = 4, d = 2, e = 5:
     # regions 4·2·4·3·2 = 192; GRU 3·2·(2·4·3·(5+2)·2) = 2016; attention 3·2·2·4·(4·2 + 4·2 + 4·4) = 1536
-    assert work is not None
     assert work.operations == 192 + 2016 + 1536
+    assert scoring.operations == 192 / 2 + 2016 / 3 + 1536 / 3  # without gradients, of which regions have one
     parameters = sum(p.numel() for p in matcher.parameters())
     # features twice 4·2·4·3·2 = 192; affinities and attention 5·8·2·4·4 = 1280; 48 bytes a parameter
     assert work.bytes == 192 + 1280 + 48 * parameters
+    # features once 96; affinities and attention 4·4·2·4·4 = 512; 4 bytes a parameter; 2·2 scores of 4 bytes
+    assert scoring.bytes == 96 + 512 + 4 * parameters + 16
 
 
 def test_at_the_published_sizes_the_count_is_as_by_hand() -> None:
@@ -127,8 +132,6 @@ def test_at_the_published_sizes_the_count_is_as_by_hand() -> None:
     options = {"vocab_size": 100, "image_dim": 2048}
     sizes = Sizes(images=128, regions=36, image_dim=2048, lengths=lengths, itemsize=2)
     saf, sgr = (training_work(build_matcher(name, **options), sizes) for name in ("saf", "sgr"))
-    assert saf is not None
-    assert sgr is not None
     # In 1e12, n = 128, W = 2112, r = 36, d = 1024, s = 256: the projection 6·n·(W + n)·d·s = 0.451, attended
     # vectors 8·n·r·W·d = 0.080, attention 6·n·r·(W·d + r·d + r·W) = 0.063, the GRU 36·W·1324·d = 0.103, the
     # global vectors 6·d²·(n·r + n + W + n) = 0.044, regions 4·n·r·2048·d = 0.039, the filter 0.001: 0.78
@@ -144,7 +147,30 @@ def test_the_floor_is_the_slower_of_computing_and_moving() -> None:
     assert work.floor(operations_a_second=1000.0, bytes_a_second=5.0) == 2.0
 
 
-def test_a_backbone_that_nobody_counted_has_no_floor() -> None:
-    matcher = build_matcher("dual", image_dim=4, text_dim=3)
-    assert training_work(matcher, Sizes(1, 1, 4, [1], 4)) is None
-    assert torch.is_grad_enabled()
+@pytest.mark.parametrize("name", BY_HAND)
+def test_what_is_counted_by_hand_is_what_pytorch_counts(name: str) -> None:
+    torch.manual_seed(0)
+    options = {} if name == "scan-t2i" else {"sim_dim": 32}
+    matcher = build_matcher(
+        name, vocab_size=8481, image_dim=96, embed_size=64, word_dim=40, **options
+    ).train()
+    batch = make_batch(name, 16, words=(9, 9), regions=36, image_dim=96)
+    by_hand = training_work(matcher, Sizes(16, 36, 96, [9] * 16, 4))
+    # By hand every product has two gradients; PyTorch leaves out those that nobody asks for.
+    assert counted_work(matcher, batch).operations == pytest.approx(by_hand.operations, rel=0.06)
+    assert all(p.grad is None for p in matcher.parameters())
+
+
+def test_pytorch_counts_what_nobody_counted_by_hand() -> None:
+    matcher = build_matcher("dual", image_dim=24, text_dim=384, hidden_size=10, embed_size=5).train()
+    with pytest.raises(ValueError, match="nobody has counted dual by hand; there are saf"):
+        training_work(matcher, Sizes(1, 1, 4, [1], 4))
+    work = counted_work(matcher, make_batch("dual", 3, image_dim=24))
+    # Towers 2·3·(24·10 + 10·5 + 384·10 + 10·5) = 25,080 and 3·3 products of width 5, 90; backwards twice as much,
+    # but for the gradients by the features, 2·3·(24·10 + 384·10) = 24,480, of which the norms need a row, 8,160.
+    assert work.operations == 3 * (25_080 + 90) - 24_480 + 8_160
+
+
+def test_a_recurrence_in_one_piece_by_hand() -> None:
+    # 7 items of width 3 through weights (6, 3) and (6, 2): 2·7·(18 + 12); biases are no products.
+    assert recurrence_operations((7, 3), [(6, 3), (6, 2), (6,), (6,)], 4, None) == 2 * 7 * 30

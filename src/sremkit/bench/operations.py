@@ -1,4 +1,4 @@
-"""How much a training step has to compute and to move, counted by hand.
+"""How much a training step, or scoring, has to compute and to move, counted by hand.
 
 A product of (m, k) and (k, n) is 2mkn operations; its two gradients are as many each. Bytes are those of the
 tensors that have to pass through a device's memory when everything else stays inside of kernels, each once
@@ -22,6 +22,9 @@ from typing import NamedTuple
 
 from sremkit.models import Matcher
 
+#: Backbones that are counted here.
+BY_HAND = ("saf", "sgr", "sgraf", "scan-t2i")
+
 
 class Sizes(NamedTuple):
     """What a step is fed with."""
@@ -34,7 +37,7 @@ class Sizes(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Operations and bytes of a training step."""
+    """Operations and bytes of a training step, or of scoring."""
 
     operations: float
     bytes: float
@@ -44,37 +47,81 @@ class Work(NamedTuple):
         return max(self.operations / operations_a_second, self.bytes / bytes_a_second)
 
 
-def training_work(matcher: Matcher, sizes: Sizes) -> Work | None:
-    """Forward, backward, clipping and Adam; None for a backbone that nobody has counted."""
-    if matcher.name not in ("saf", "sgr", "sgraf", "scan-t2i"):
-        return None
-    parts = ["sgr", "saf"] if matcher.name == "sgraf" else [matcher.name]
-    options = {"embed_size": 1024, "word_dim": 300, "sim_dim": 256, "num_steps": 3, **matcher.options}
-    counted = [_one_backbone(part, options, sizes) for part in parts]
-    numbers = sum(p.numel() for p in matcher.parameters())
+def training_work(matcher: Matcher, sizes: Sizes) -> Work:
+    """Forward, backward, clipping and Adam of one of the `BY_HAND`."""
+    parts = _parts(matcher, sizes)
+    return Work(
+        sum(part.forward * part.in_training for part in parts),
+        sum(part.training_bytes for part in parts) + parameter_bytes(matcher),
+    )
+
+
+def scoring_work(matcher: Matcher, sizes: Sizes) -> Work:
+    """All images with all texts, each encoded once, by one of the `BY_HAND`."""
+    parts = _parts(matcher, sizes)
+    scores = 4 * sizes.images * len(sizes.lengths)
+    numbers = 4 * sum(p.numel() for p in matcher.parameters())
+    return Work(
+        sum(part.forward for part in parts), sum(part.forward_bytes for part in parts) + numbers + scores
+    )
+
+
+def parameter_bytes(matcher: Matcher) -> float:
+    """What a step moves of the parameters."""
     # Read forward and backward, the gradient written, read and scaled by clipping; Adam reads four, writes three.
-    parameters = 12 * 4 * numbers
-    return Work(sum(w.operations for w in counted), sum(w.bytes for w in counted) + parameters)
+    return 12 * 4 * sum(p.numel() for p in matcher.parameters())
 
 
-def _one_backbone(name: str, options: dict, sizes: Sizes) -> Work:
+class _Part(NamedTuple):
+    """Something that a backbone computes: its forward pass, and how many times as much training is."""
+
+    forward: float
+    in_training: int
+    forward_bytes: float = 0.0
+    training_bytes: float = 0.0
+
+
+def _parts(matcher: Matcher, sizes: Sizes) -> list[_Part]:
+    if matcher.name not in BY_HAND:
+        raise ValueError(f"nobody has counted {matcher.name} by hand; there are {', '.join(BY_HAND)}")
+    names = ["sgr", "saf"] if matcher.name == "sgraf" else [matcher.name]
+    options = {"embed_size": 1024, "word_dim": 300, "sim_dim": 256, "num_steps": 3, **matcher.options}
+    return [part for name in names for part in _parts_of(name, options, sizes)]
+
+
+def _parts_of(name: str, options: dict, sizes: Sizes) -> list[_Part]:
     n, r, m, W = sizes.images, sizes.regions, len(sizes.lengths), sum(sizes.lengths)
     d, s, item = options["embed_size"], options["sim_dim"], sizes.itemsize
-    operations = 4 * n * r * sizes.image_dim * d  # regions: forward and the weight's gradient
-    operations += 3 * 2 * (2 * W * 3 * (options["word_dim"] + d) * d)  # a GRU in two directions
-    operations += 3 * 2 * n * r * (W * d + r * d + r * W)  # attention of words to regions
-    moved = 2 * 4 * n * r * sizes.image_dim + 5 * (item + 4) * n * r * W
+    features = 4 * n * r * sizes.image_dim
+    # Affinities are written and read, and so is attention; backwards both again, with a gradient in full precision.
+    parts = [
+        _Part(
+            2 * n * r * sizes.image_dim * d, 2, features, 2 * features
+        ),  # regions: the weight's gradient alone
+        _Part(2 * (2 * W * 3 * (options["word_dim"] + d) * d), 3),  # a GRU in two directions
+        _Part(2 * n * r * (W * d + r * d + r * W), 3, 4 * item * n * r * W, 5 * (item + 4) * n * r * W),
+    ]
     if name == "scan-t2i":
-        return Work(operations, moved)
+        return parts
     nodes, squares = m + W, sum((1 + length) ** 2 for length in sizes.lengths)
-    operations += 3 * 2 * d * d * (n * r + n + W + m)  # the global vectors' attention
-    operations += 4 * 2 * n * r * W * d + 3 * 2 * n * (W + m) * d * s
     node_bytes = item * n * nodes * s
-    if name == "saf":
-        return Work(operations + 3 * 4 * n * nodes * s, moved + 7 * node_bytes)
+    parts += [
+        _Part(2 * d * d * (n * r + n + W + m), 3),  # the global vectors' attention
+        _Part(2 * n * r * W * d, 4),
+        _Part(2 * n * (W + m) * d * s, 3),
+    ]
+    if name == "saf":  # forwards nodes are written, and read by the filter and by the sum
+        return [*parts, _Part(4 * n * nodes * s, 3, 3 * node_bytes, 7 * node_bytes)]
     full = options["num_steps"] - 1
-    operations += 3 * full * (4 * n * nodes * s * s + 4 * n * s * squares)
-    operations += 3 * (4 * n * m * s * s + 4 * n * nodes * s)
     # A full step writes queries, attended and new nodes and reads nodes twice and the others once: 7, and twice
     # as many for the gradients. The last one reads the nodes forward and backward, and writes their gradient.
-    return Work(operations, moved + (21 * full + 5) * node_bytes)
+    return [
+        *parts,
+        _Part(
+            full * (4 * n * nodes * s * s + 4 * n * s * squares),
+            3,
+            7 * full * node_bytes,
+            21 * full * node_bytes,
+        ),
+        _Part(4 * n * m * s * s + 4 * n * nodes * s, 3, 2 * node_bytes, 5 * node_bytes),
+    ]

@@ -19,11 +19,12 @@ import torch
 
 from sremkit import kernels
 from sremkit.bench.caption_loops import LOOPS
+from sremkit.bench.counted import counted_work
 from sremkit.bench.kernel_check import can_check, check_backbones, check_kernels
-from sremkit.bench.operations import Sizes, Work, training_work
+from sremkit.bench.operations import BY_HAND, Sizes, Work, scoring_work, training_work
 from sremkit.bench.stepping import FUSED, Bench
 from sremkit.data.batch import Batch
-from sremkit.models import BACKBONES, Encoded, Matcher
+from sremkit.models import BACKBONES, Encoded
 
 WAYS = ("loop", "recorded", "fused", "plain", "compiled")
 #: Seconds that a row is expected to take at most, its compilation included; without them it is skipped.
@@ -60,14 +61,17 @@ def training_row(bench: Bench, name: str, way: str, ceilings: dict[str, float]) 
     row: dict[str, Any] = {"backbone": name, "way": way, "what": "training step", "seconds": seconds}
     row["pairs_a_second"] = bench.args.batch_size / seconds
     row |= bench.peak()
-    work = _work(bench, matcher, batch)
-    if work is not None:
-        floor = work.floor(**ceilings)
-        row |= {"operations": work.operations, "bytes": work.bytes, "floor": floor, "ratio": seconds / floor}
+    row |= _beside_floor(seconds, _work(bench, name, batch), ceilings)
     loop = next((r for r in bench.result["rows"] if (r["backbone"], r["way"]) == (name, "loop")), None)
     if loop is not None:
         row["times_the_loop"] = loop["seconds"] / seconds
     return row
+
+
+def _beside_floor(seconds: float, work: Work, ceilings: dict[str, float]) -> dict[str, float]:
+    """What there was to do, how long the device would need at its best, and how many times as long it took."""
+    floor = work.floor(**ceilings)
+    return {"operations": work.operations, "bytes": work.bytes, "floor": floor, "ratio": seconds / floor}
 
 
 def _profile(bench: Bench, step: Callable[[], None]) -> str:
@@ -83,15 +87,28 @@ def _profile(bench: Bench, step: Callable[[], None]) -> str:
     return found.key_averages().table(sort_by=by, row_limit=25, max_name_column_width=50)
 
 
-def _work(bench: Bench, matcher: Matcher, batch: Batch) -> Work | None:
-    if batch.images is None or batch.word_mask is None or batch.images.ndim != 3:
-        return None
-    n, r, image_dim = batch.images.shape
+def _work(bench: Bench, name: str, batch: Batch) -> Work:
+    """What a step has to do, counted by hand or else by PyTorch."""
+    matcher = bench.build(name).train()
+    if name in BY_HAND:
+        return training_work(matcher, _sizes(bench, [batch]))
+    with bench.autocast():
+        return counted_work(matcher, batch)
+
+
+def _sizes(bench: Bench, batches: list[Batch], *, images: int | None = None) -> Sizes:
+    """Of these batches' texts with the images of the first, or with so many."""
+    first = batches[0]
+    assert first.images is not None
+    r, image_dim = first.images.shape[1:3]
+    lengths = [
+        length for b in batches if b.word_mask is not None for length in b.word_mask.sum(dim=1).tolist()
+    ]
     itemsize = 2 if bench.args.precision == "bf16" else 4
-    return training_work(matcher, Sizes(n, r, image_dim, batch.word_mask.sum(dim=1).tolist(), itemsize))
+    return Sizes(images or len(first.images), r, image_dim, lengths, itemsize)
 
 
-def scoring_row(bench: Bench, name: str, way: str) -> dict[str, Any]:
+def scoring_row(bench: Bench, name: str, way: str, ceilings: dict[str, float]) -> dict[str, Any]:
     """All images with all texts, encoders included, each item encoded once."""
     matcher = bench.build(name).eval()
     num_images, num_texts = bench.args.eval_images, bench.args.eval_texts
@@ -115,7 +132,12 @@ def scoring_row(bench: Bench, name: str, way: str) -> dict[str, Any]:
     seconds = time.perf_counter() - started
     row = {"backbone": name, "way": way, "what": f"scores {num_images}x{num_texts}", "seconds": seconds}
     row["pairs_a_second"] = num_images * num_texts / seconds
-    return row | bench.peak()
+    row |= bench.peak()
+    if name in BY_HAND:
+        sizes = _sizes(bench, batches, images=num_images)
+        work = scoring_work(matcher, sizes._replace(lengths=sizes.lengths[:num_texts]))
+        row |= _beside_floor(seconds, work, ceilings)
+    return row
 
 
 def _jobs(
@@ -130,7 +152,7 @@ def _jobs(
                 continue  # only CUDA devices replay, and only what never waits for them
             yield name, way, lambda n=name, w=way: training_row(bench, n, w, ceilings)  # type: ignore[misc]
             if way in ("fused", "plain") and bench.args.eval_texts:
-                yield name, way, lambda n=name, w=way: scoring_row(bench, n, w)  # type: ignore[misc]
+                yield name, way, lambda n=name, w=way: scoring_row(bench, n, w, ceilings)  # type: ignore[misc]
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -76,7 +76,8 @@ class Bench:
         torch.manual_seed(0)
         options = OPTIONS.get(name, WORDS)
         if self.args.small:
-            options = {**SMALL, "sim_dim": 8, "num_regions": 6} if name in WITH_NODES else SMALL
+            small = {**SMALL, "sim_dim": 8, "num_regions": 6} if name in WITH_NODES else SMALL
+            options = {**options, "image_dim": SMALL["image_dim"]} if name == "dual" else small
         return build_matcher(name, **options).to(self.device)
 
     def batch(self, name: str, size: int, *, seed: int = 0) -> Batch:
