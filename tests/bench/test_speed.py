@@ -141,6 +141,18 @@ def test_at_the_published_sizes_the_count_is_as_by_hand() -> None:
     assert sgr.operations - saf.operations == pytest.approx(0.495e12, rel=0.01)
 
 
+def test_a_row_that_is_measured_in_a_process_of_its_own_is_a_row() -> None:
+    bench = Bench(arguments(["saf", *TINY, "--ways", "plain"]))
+    ceilings = {"operations_a_second": 1e9, "bytes_a_second": 1e9}
+    apart = speed.training_row_apart(bench, "saf", "plain", ceilings)
+    usual = speed.training_row(bench, "saf", "plain", ceilings)
+    differing = {"seconds", "pairs_a_second", "ratio"}
+    assert {k: v for k, v in apart.items() if k not in differing} == {
+        k: v for k, v in usual.items() if k not in differing
+    }
+    assert apart["seconds"] > 0
+
+
 def test_the_floor_is_the_slower_of_computing_and_moving() -> None:
     work = Work(operations=100.0, bytes=10.0)
     assert work.floor(operations_a_second=10.0, bytes_a_second=5.0) == 10.0

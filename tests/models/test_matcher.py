@@ -13,6 +13,7 @@ from small_models import SMALL, make_items, small_matcher
 from sremkit.errors import DataError, UnknownNameError
 from sremkit.models import Encoded, Matcher, build_matcher
 from sremkit.models.matcher import block_of
+from sremkit.models.similarity_nodes import NodeMatcher
 
 
 def test_score_all_reports_its_progress_up_to_the_end() -> None:
@@ -110,6 +111,20 @@ def test_taking_from_items_without_parts_picks_rows() -> None:
     taken = Encoded(pooled=torch.arange(6.0).view(3, 2)).take(torch.tensor([2, 2, 0]), torch.zeros(3))
     assert taken.whole().tolist() == [[4.0, 5.0], [4.0, 5.0], [0.0, 1.0]]
     assert taken.mask is None
+
+
+@pytest.mark.parametrize("name", ["saf", "sgr", "sgraf", "twins"])
+def test_kernels_are_told_how_many_words_there_are(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Else they ask the device, and a step that waits for it cannot be recorded.
+    told = []
+    monkeypatch.setattr(
+        NodeMatcher, "packed_nodes", lambda self, images, texts: told.append(texts.most_parts)
+    )
+    member = small_matcher("sgr")
+    options = {"member": {"name": member.name, "options": member.options}}
+    matcher = build_matcher("twins", **options).double() if name == "twins" else small_matcher(name)
+    matcher(replace(make_items().batch(), most_words=77))
+    assert told == [77] * (1 if name in ("saf", "sgr") else 2)
 
 
 def test_score_all_leaves_every_part_in_the_mode_it_found() -> None:

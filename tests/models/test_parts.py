@@ -10,12 +10,12 @@ from torch import nn
 
 from small_models import make_items, small_matcher, some_loss, weights_of
 from sremkit.models.attention import gram_matrix, unit_attention
+from sremkit.models.beside import logit_of_mean
 from sremkit.models.chunks import CPU_CHUNK, in_first_order, length_chunks
 from sremkit.models.masking import MaskedBatchNorm, masked_mean, masked_softmax
 from sremkit.models.matcher import Encoded
 from sremkit.models.pooling import GeneralizedPooling
 from sremkit.models.saf import CaptionBatchNorm
-from sremkit.models.sgraf import logit_of_mean
 from sremkit.models.similarity import LearnedLogit, unit
 
 

@@ -10,7 +10,8 @@ from small_models import SMALL, make_items
 from sremkit.data import Batches
 from sremkit.evaluation.scoring import score_pairs
 from sremkit.models import build_matcher
-from sremkit.models.twins import Twins, logit_of_mean
+from sremkit.models.beside import logit_of_mean
+from sremkit.models.twins import Twins
 from training import tiny
 
 DUAL = {"name": "dual", "options": {"image_dim": 12, "text_dim": 8, "hidden_size": 16, "embed_size": 8}}

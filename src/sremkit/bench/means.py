@@ -29,7 +29,7 @@ from sremkit.data.pairs import Pairs
 from sremkit.errors import UserError
 from sremkit.evaluation import retrieval_recall_folds
 from sremkit.experiment import read_split
-from sremkit.models.sgraf import logit_of_mean
+from sremkit.models.beside import logit_of_mean
 from sremkit.recipes import DataSettings, Recipe
 from sremkit.training.checkpoint import replace_file
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -61,11 +63,30 @@ def training_row(bench: Bench, name: str, way: str, ceilings: dict[str, float]) 
     row: dict[str, Any] = {"backbone": name, "way": way, "what": "training step", "seconds": seconds}
     row["pairs_a_second"] = bench.args.batch_size / seconds
     row |= bench.peak()
-    row |= _beside_floor(seconds, _work(bench, name, batch), ceilings)
-    loop = next((r for r in bench.result["rows"] if (r["backbone"], r["way"]) == (name, "loop")), None)
-    if loop is not None:
-        row["times_the_loop"] = loop["seconds"] / seconds
-    return row
+    return row | _beside_floor(seconds, _work(bench, name, batch), ceilings)
+
+
+def training_row_apart(bench: Bench, name: str, way: str, ceilings: dict[str, float]) -> dict[str, Any]:
+    """The same in a process of its own: one that fails to record can draw no more random numbers."""
+    args = argparse.Namespace(**{**vars(bench.args), "budget_seconds": bench.remaining()})
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_training_row_of, args, name, way, ceilings).result()
+
+
+def _training_row_of(
+    args: argparse.Namespace, name: str, way: str, ceilings: dict[str, float]
+) -> dict[str, Any]:
+    return training_row(Bench(args), name, way, ceilings)
+
+
+def _beside_loop(bench: Bench, row: dict[str, Any]) -> dict[str, Any]:
+    """How many times as fast as the yardstick, if that was measured."""
+    loop = next(
+        (r for r in bench.result["rows"] if (r["backbone"], r["way"]) == (row["backbone"], "loop")), None
+    )
+    if loop is None or row["what"] != loop["what"]:
+        return row
+    return row | {"times_the_loop": loop["seconds"] / row["seconds"]}
 
 
 def _beside_floor(seconds: float, work: Work, ceilings: dict[str, float]) -> dict[str, float]:
@@ -150,7 +171,8 @@ def _jobs(
                 continue  # no kernel serves it, or nobody loops
             if way == "recorded" and not (bench.device.type == "cuda" and BACKBONES[name].recordable):
                 continue  # only CUDA devices replay, and only what never waits for them
-            yield name, way, lambda n=name, w=way: training_row(bench, n, w, ceilings)  # type: ignore[misc]
+            measure = training_row_apart if way == "recorded" else training_row
+            yield name, way, lambda n=name, w=way, m=measure: m(bench, n, w, ceilings)  # type: ignore[misc]
             if way in ("fused", "plain") and bench.args.eval_texts:
                 yield name, way, lambda n=name, w=way: scoring_row(bench, n, w, ceilings)  # type: ignore[misc]
 
@@ -179,7 +201,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             print(f"{name:<10} {way:<9} skipped: {max(0.0, bench.remaining()):.0f} s of the budget are left")
             continue
         try:
-            row = job()
+            row = _beside_loop(bench, job())
             bench.keep(row, _line(row))
         except Exception as error:  # one way that fails must not cost the others
             print(f"{name:<10} {way:<9} FAILED: {type(error).__name__}: {str(error)[:800]}", flush=True)

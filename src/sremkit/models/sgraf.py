@@ -11,12 +11,11 @@ Reference: Diao et al., "Similarity Reasoning and Filtration for Image-Text Matc
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sremkit.data.batch import Batch
 from sremkit.models import BACKBONES
+from sremkit.models.beside import halves, logit_of_mean, side_by_side
 from sremkit.models.matcher import Encoded, Matcher
 from sremkit.models.saf import SimilarityAttentionFiltration, Statistics
 from sremkit.models.sgr import SimilarityGraphReasoning
@@ -90,32 +89,3 @@ class SimilarityGraphReasoningAndFiltration(Matcher):
         return logit_of_mean(
             self.sgr.compare(images_for_sgr, texts_for_sgr), self.saf.compare(images_for_saf, texts_for_saf)
         )
-
-
-def logit_of_mean(first: Tensor, second: Tensor) -> Tensor:
-    """The logit whose sigmoid is the mean of the sigmoids of two logits.
-
-    log(σ(a) + σ(b)) - log(σ(-a) + σ(-b)), each by log-sum-exp of log-sigmoids: exact also where the
-    sigmoids themselves round to 0 or 1.
-    """
-    rather = torch.logaddexp(F.logsigmoid(first), F.logsigmoid(second))
-    rather_not = torch.logaddexp(F.logsigmoid(-first), F.logsigmoid(-second))
-    return rather - rather_not
-
-
-def side_by_side(first: Encoded, second: Encoded) -> Encoded:
-    """Two encodings of the same items as one, joined along the width."""
-    (first_local, mask), (second_local, _) = first.parts(), second.parts()
-    return Encoded(
-        local=torch.cat([first_local, second_local], dim=-1),
-        mask=mask,
-        pooled=torch.cat([first.whole(), second.whole()], dim=-1),
-    )
-
-
-def halves(both: Encoded) -> tuple[Encoded, Encoded]:
-    """The two encodings that `side_by_side` joined."""
-    local, mask = both.parts()
-    first_local, second_local = local.chunk(2, dim=-1)
-    first_whole, second_whole = both.whole().chunk(2, dim=-1)
-    return Encoded(first_local, mask, first_whole), Encoded(second_local, mask, second_whole)

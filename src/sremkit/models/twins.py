@@ -1,25 +1,19 @@
 """Two networks of one kind, trained beside each other, as NCR and its successors want them.
 
 In training each gives its own logits. Where one answer is wanted they are an ensemble: their similarities, which
-are the logits' sigmoids, are averaged. The logit of that mean is computed without leaving the logarithms,
-
-    logit((σ(a) + σ(b)) / 2) = log(σ(a) + σ(b)) - log(σ(-a) + σ(-b)),
-
-so that it ranks as the mean does and neither very large nor very small similarities become ties.
+are the logits' sigmoids, are averaged (beside.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sremkit.data.batch import Batch
 from sremkit.models import BACKBONES, build_matcher
+from sremkit.models.beside import halves, logit_of_mean, side_by_side
 from sremkit.models.matcher import Encoded, Matcher
 
 
@@ -51,10 +45,10 @@ class Twins(Matcher):
         return [self.first, self.second]
 
     def encode_images(self, batch: Batch) -> Encoded:
-        return _beside(self.first.encode_images(batch), self.second.encode_images(batch))
+        return side_by_side(self.first.encode_images(batch), self.second.encode_images(batch))
 
     def encode_texts(self, batch: Batch) -> Encoded:
-        return _beside(self.first.encode_texts(batch), self.second.encode_texts(batch))
+        return side_by_side(self.first.encode_texts(batch), self.second.encode_texts(batch))
 
     def compare(self, images: Encoded, texts: Encoded) -> Tensor:
         """The logit of the two networks' mean similarity: (n, m)."""
@@ -62,7 +56,7 @@ class Twins(Matcher):
 
     def compare_each(self, images: Encoded, texts: Encoded) -> Tensor:
         """The logits of each network: (2, n, m)."""
-        (images_a, images_b), (texts_a, texts_b) = _apart(images), _apart(texts)
+        (images_a, images_b), (texts_a, texts_b) = halves(images), halves(texts)
         return torch.stack([self.first.compare(images_a, texts_a), self.second.compare(images_b, texts_b)])
 
     def logits_and_losses(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -71,29 +65,4 @@ class Twins(Matcher):
         return torch.stack(logits), {name: losses[0][name] + losses[1][name] for name in losses[0]}
 
     def floats_per_pair(self, images: Encoded, texts: Encoded) -> int:
-        return 2 * self.first.floats_per_pair(_apart(images)[0], _apart(texts)[0])
-
-
-def logit_of_mean(a: Tensor, b: Tensor) -> Tensor:
-    """The logit of (σ(a) + σ(b)) / 2, exact however large or small both are."""
-    likely = torch.logaddexp(F.logsigmoid(a), F.logsigmoid(b))
-    unlikely = torch.logaddexp(F.logsigmoid(-a), F.logsigmoid(-b))
-    return likely - unlikely
-
-
-def _beside(a: Encoded, b: Encoded) -> Encoded:
-    """Two encodings of the same items as one of twice the width."""
-    return _changed(a, lambda name: torch.cat([getattr(a, name), getattr(b, name)], dim=-1))
-
-
-def _apart(both: Encoded) -> tuple[Encoded, Encoded]:
-    def half(k: int) -> Encoded:
-        return _changed(both, lambda name: getattr(both, name).chunk(2, dim=-1)[k])
-
-    return half(0), half(1)
-
-
-def _changed(encoded: Encoded, change: Callable[[str], Tensor]) -> Encoded:
-    vectors = [name for name in ("local", "pooled") if getattr(encoded, name) is not None]
-    changed: dict[str, Any] = {name: change(name) for name in vectors}
-    return replace(encoded, **changed)
+        return 2 * self.first.floats_per_pair(halves(images)[0], halves(texts)[0])

@@ -119,9 +119,10 @@ class RecordedSteps(Generic[Outcome]):
             with _garbage_kept(), recording:
                 outcome = self._step(batch)
         except RuntimeError as problem:
+            why = str(problem).partition("\n")[0]
             raise RuntimeError(
-                "a training step could not be recorded, and this process can draw no more random numbers on its "
-                "device; start again, with --set training.recorded=false if it happens again"
+                f"a training step could not be recorded ({why}), and this process can draw no more random numbers on "
+                "its device; start again, with --set training.recorded=false if it happens again"
             ) from problem
         return _Recording(graph, batch, outcome)
 
