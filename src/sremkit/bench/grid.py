@@ -177,7 +177,7 @@ def write_csv(rows: Iterable[dict[str, Any]], path: Path) -> None:
     flat = [{key: _brief(value) for key, value in row.items() if key != "history"} for row in rows]
     columns = list(dict.fromkeys(key for row in flat for key in row))
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns, restval="")
+        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(flat)
 
