@@ -113,7 +113,8 @@ def test_a_signal_to_one_process_stops_them_all_and_the_run_is_saved(tmp_path: P
     ]
     try:
         end = time.monotonic() + 120
-        while not (run / "metrics.jsonl").exists() and time.monotonic() < end:
+        # An empty file is made before either listens for signals; a row says that both are training.
+        while not RunFolder(run).read_metrics() and time.monotonic() < end:
             assert all(process.poll() is None for process in processes)
             time.sleep(0.1)
         processes[1].send_signal(signal.SIGTERM)
