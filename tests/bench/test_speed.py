@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from sremkit.bench import speed
 from sremkit.bench.backbones import make_batch
@@ -41,9 +42,9 @@ def test_rows_are_printed_and_written_for_training_and_scoring(tmp_path: Path, c
     assert found["ceilings"]["operations_a_second"] > 1e8
     for row in found["rows"]:
         assert row["seconds"] > 0
+        assert row["ratio"] == pytest.approx(row["seconds"] / row["floor"])
         if row["what"] == "training step":
             assert row["pairs_a_second"] == pytest.approx(3 / row["seconds"])
-            assert row["ratio"] == pytest.approx(row["seconds"] / row["floor"])
     assert "saf        plain     training step" in capsys.readouterr().out
 
 
@@ -153,6 +154,16 @@ def test_a_row_that_is_measured_in_a_process_of_its_own_is_a_row() -> None:
     assert apart["seconds"] > 0
 
 
+def test_what_is_recorded_is_measured_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    apart = []
+    monkeypatch.setattr(speed, "training_row_apart", lambda bench, name, *_: apart.append(name))
+    bench = Bench(arguments(["saf", "vsrn", *TINY, "--eval-texts", "0", "--ways", "recorded"]))
+    bench.device = torch.device("cuda")
+    for _, _, job in speed._jobs(bench, {}):
+        job()
+    assert apart == ["saf"]  # VSRN cannot be recorded
+
+
 def test_the_floor_is_the_slower_of_computing_and_moving() -> None:
     work = Work(operations=100.0, bytes=10.0)
     assert work.floor(operations_a_second=10.0, bytes_a_second=5.0) == 10.0
@@ -168,6 +179,10 @@ def test_what_is_counted_by_hand_is_what_pytorch_counts(name: str) -> None:
     ).train()
     batch = make_batch(name, 16, words=(9, 9), regions=36, image_dim=96)
     by_hand = training_work(matcher, Sizes(16, 36, 96, [9] * 16, 4))
+    with FlopCounterMode(display=False) as forward, torch.no_grad():
+        matcher(batch)
+    scoring = scoring_work(matcher, Sizes(16, 36, 96, [9] * 16, 4))
+    assert forward.get_total_flops() == pytest.approx(scoring.operations, rel=0.02)
     # By hand every product has two gradients; PyTorch leaves out those that nobody asks for.
     assert counted_work(matcher, batch).operations == pytest.approx(by_hand.operations, rel=0.06)
     assert all(p.grad is None for p in matcher.parameters())

@@ -1,8 +1,8 @@
 """The operations of a training step as PyTorch counts them, for backbones that nobody has counted by hand.
 
-Counted are the matrix products and convolutions of one plain step, with what it computes twice to save memory. Bytes
-are the features, read forward and backward, and the parameters: less than any step can do without, so the floor is
-low rather than high.
+Counted are the matrix products and convolutions of one plain step, with padding and with what it computes twice to save
+memory, so a little more than has to be. Bytes are the features, read forward and backward, and the parameters, which is
+less than any step moves.
 """
 
 from __future__ import annotations

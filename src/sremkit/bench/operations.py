@@ -93,11 +93,10 @@ def _parts_of(name: str, options: dict, sizes: Sizes) -> list[_Part]:
     n, r, m, W = sizes.images, sizes.regions, len(sizes.lengths), sum(sizes.lengths)
     d, s, item = options["embed_size"], options["sim_dim"], sizes.itemsize
     features = 4 * n * r * sizes.image_dim
-    # Affinities are written and read, and so is attention; backwards both again, with a gradient in full precision.
+    # Regions have a gradient by the weight alone. Affinities are written and read, and so is attention; backwards both
+    # again, with a gradient in full precision.
     parts = [
-        _Part(
-            2 * n * r * sizes.image_dim * d, 2, features, 2 * features
-        ),  # regions: the weight's gradient alone
+        _Part(2 * n * r * sizes.image_dim * d, 2, features, 2 * features),
         _Part(2 * (2 * W * 3 * (options["word_dim"] + d) * d), 3),  # a GRU in two directions
         _Part(2 * n * r * (W * d + r * d + r * W), 3, 4 * item * n * r * W, 5 * (item + 4) * n * r * W),
     ]

@@ -76,8 +76,9 @@ class Bench:
         torch.manual_seed(0)
         options = OPTIONS.get(name, WORDS)
         if self.args.small:
-            small = {**SMALL, "sim_dim": 8, "num_regions": 6} if name in WITH_NODES else SMALL
-            options = {**options, "image_dim": SMALL["image_dim"]} if name == "dual" else small
+            options = {**options, "image_dim": SMALL["image_dim"]} if name == "dual" else SMALL
+            if name in WITH_NODES:
+                options = {**SMALL, "sim_dim": 8, "num_regions": 6}
         return build_matcher(name, **options).to(self.device)
 
     def batch(self, name: str, size: int, *, seed: int = 0) -> Batch:

@@ -94,6 +94,10 @@ class Method:
         """Why the end of the warm-up now would do harm, as a sentence; empty if it would not."""
         return ""
 
+    def found_out(self) -> str:
+        """What the warm-up has found out, as a sentence said at its end; empty if there is nothing to say."""
+        return ""
+
     def state_dict(self) -> dict[str, Tensor]:
         """What the method remembers between batches, so that a stopped run can go on exactly."""
         return {}

@@ -29,7 +29,7 @@ from sremkit.data.batch import Batch
 from sremkit.methods import METHODS, Method, Pairing, Scorer, Surroundings
 from sremkit.methods.mixture import fit_two_normals
 from sremkit.methods.rematching import find_partners
-from sremkit.methods.strangers import resemblance, stranger_probability
+from sremkit.methods.strangers import resemblance, strangers_of
 from sremkit.methods.warming import Warming
 from sremkit.objectives import Loss, complementary
 from sremkit.objectives.candidates import distinct_images, keep_valid
@@ -78,6 +78,10 @@ class SREMPlus(Method):
             check_power(warmup_power)
         if rematch_turns < 1:
             raise ValueError(f"rematch_turns must be at least 1, every epoch; got {rematch_turns}")
+        if least_resemblance < 0:
+            raise ValueError(
+                f"least_resemblance must be 0, which does not ask, or more; got {least_resemblance}"
+            )
         if belief_power <= 0:
             raise ValueError(
                 f"belief_power must be above 0, 1 for the mixture's own probability; got {belief_power}"
@@ -96,7 +100,8 @@ class SREMPlus(Method):
         self.mask_repeated_images = mask_repeated_images
         self.memory = torch.zeros(0)
         self.strangers = torch.zeros(0)  # remembered like pairs, during the warm-up
-        self.all_right = False  # what the end of the warm-up said
+        self.resemblance = math.nan  # of the lower heap to strangers, as of the last epoch of the warm-up
+        self.believes_all = False  # what the end of the warm-up said
         self.belief = torch.zeros(0)
         self.rematched = torch.zeros(0, dtype=torch.bool)
         self.image_of_text = torch.zeros(0, dtype=torch.int64)  # with which the texts come now
@@ -147,8 +152,9 @@ class SREMPlus(Method):
             complementary(f, nobody, sharpness=self.sharpness, offset=0.5, valid=v) for f, v in directions
         )
         if warmup:
-            strange = stranger_probability(logits.detach(), valid)
-            self._remember(self.strangers, strange, batch.pair_id, where=strange > 0)
+            if self.least_resemblance > 0:
+                probability, are_strangers = strangers_of(logits.detach(), valid)
+                self._remember(self.strangers, probability, batch.pair_id, where=are_strangers)
             self.warming.see(logits, batch.image_id if self.mask_repeated_images else None)
             total = lc_i2t + lc_t2i
             if self.warmup_power is not None:
@@ -182,10 +188,10 @@ class SREMPlus(Method):
         mixture = fit_two_normals(memory.cpu())
         strangers = self.strangers[~self.strangers.isnan()].cpu()
         if len(strangers):  # there are some during the warm-up alone
-            alike = resemblance(memory.cpu(), strangers, float(mixture.weight[0]))
-            self.all_right = alike < self.least_resemblance
+            self.resemblance = resemblance(memory.cpu(), strangers, float(mixture.weight[0]))
+            self.believes_all = self.resemblance < self.least_resemblance
         belief = torch.ones_like(self.belief)
-        if not self.all_right and mixture.separation >= self.least_separation:
+        if not self.believes_all and mixture.separation >= self.least_separation:
             belief[known] = mixture.upper_probability(memory.cpu()).to(belief) ** self.belief_power
         self.belief = belief
 
@@ -195,9 +201,18 @@ class SREMPlus(Method):
     def warmth(self) -> str:
         return self.warming.in_words()
 
+    def found_out(self) -> str:
+        if not self.believes_all:
+            return ""
+        return (
+            "no wrong pairs found, so every pair is believed from now on: those that fare worst are to "
+            f"{self.resemblance:.2f} like strangers, and {self.least_resemblance:g} (method.least_resemblance) is the "
+            "least that counts"
+        )
+
     def state_dict(self) -> dict[str, Tensor]:
         state = {"memory": self.memory, "belief": self.belief, **self.warming.state_dict()}
-        state["all_right"] = torch.tensor(self.all_right)
+        state["believes_all"] = torch.tensor(self.believes_all)
         if not self.strangers.isnan().all():
             state["strangers"] = self.strangers
         if self.rematch_among > 0:
@@ -210,7 +225,7 @@ class SREMPlus(Method):
         self.strangers = state.get("strangers", torch.full_like(self.memory, float("nan"))).to(
             self.memory.device
         )
-        self.all_right = bool(state.get("all_right", False))
+        self.believes_all = bool(state.get("believes_all", False))
         self.warming.load_state_dict(state)
         if self.rematch_among > 0:
             self.rematched = state["rematched"].to(self.rematched.device)

@@ -8,29 +8,46 @@ learnt yet, s / 2 of the pairs would lie below the median of these strangers. So
 
     resemblance = 2 (share of pairs below the strangers' median) / (weight of the mixture's lower heap)
 
-is 1 where that heap is one of wrong pairs, and 0 where it is one of hard ones. What has been learnt of wrong pairs
-lowers it, so it is asked at the end of the warm-up, and of no later epoch.
+is about 1 where that heap is one of wrong pairs, and near 0 where it is one of hard ones. What has been learnt of wrong
+pairs lowers it, so it is asked at the end of the warm-up, and of no later epoch.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from torch import Tensor
 
 from sremkit.objectives.candidates import diagonal_mask, keep_valid, low
 
+ALIKE = 1e-3  # memories this close are equal: very unlikely pairs are all remembered as one in a million
 
-def stranger_probability(logits: Tensor, valid: Tensor | None = None) -> Tensor:
-    """How likely each image i and the text i + 1 take each other for a pair, their own ones left out: (b,).
 
-    The mean of both directions; 0 where the two are no candidates for each other, as captions of one image are not.
+class Strangers(NamedTuple):
+    """Each image i with the text i + 1."""
+
+    probability: (
+        Tensor  # (b,) that they take each other for a pair, their own ones left out; both directions' mean
+    )
+    are_strangers: Tensor  # (b,) bool: they are candidates for each other, as captions of one image are not
+
+
+def strangers_of(logits: Tensor, valid: Tensor | None = None) -> Strangers:
+    """The strangers of a batch.
 
     Args:
         logits: (b, b), rows images, columns texts, the given pairs on the diagonal.
         valid: (b, b) bool, True where a candidate counts.
     """
-    others = keep_valid(logits, valid).masked_fill(diagonal_mask(logits), low(logits.dtype))
-    i2t, t2i = (others.softmax(dim).roll(-1, dims=1).diagonal() for dim in (1, 0))
-    return (i2t + t2i) / 2
+    own = diagonal_mask(logits)
+    others = keep_valid(logits, valid).masked_fill(own, low(logits.dtype))
+    i2t, t2i = (_of_neighbors(others.softmax(dim)) for dim in (1, 0))
+    return Strangers((i2t + t2i) / 2, _of_neighbors(~own if valid is None else valid & ~own))
+
+
+def _of_neighbors(matrix: Tensor) -> Tensor:
+    """The entries (i, i + 1), the last one's neighbour being the first: (b,)."""
+    return matrix.roll(-1, dims=1).diagonal()
 
 
 def resemblance(memory: Tensor, strangers: Tensor, lower_weight: float) -> float:
@@ -41,5 +58,5 @@ def resemblance(memory: Tensor, strangers: Tensor, lower_weight: float) -> float
         strangers: (k,) of strangers.
         lower_weight: share of the pairs that the mixture gives to its lower heap.
     """
-    below = (memory < strangers.median()).double().mean().item()
+    below = (memory <= strangers.median() + ALIKE).double().mean().item()
     return 2 * below / max(lower_weight, 1e-9)

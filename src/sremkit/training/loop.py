@@ -233,6 +233,8 @@ class Trainer:
             self._end_warmup_if_enough()
         elif warmup and not self.schedule.is_warmup(position) and (sentence := self.method.too_cold()):
             self._warn(sentence)
+        if warmup and not self.schedule.is_warmup(position) and (sentence := self.method.found_out()):
+            self._say(sentence)
 
     def _end_warmup_if_enough(self) -> None:
         made = self.position.epoch
@@ -246,6 +248,10 @@ class Trainer:
         else:
             self.reporter.warn(not_warm_enough(made, self.method.warmth()))
         self._tell_length()
+
+    def _say(self, sentence: str) -> None:
+        if self.rank == 0 and self.reporter is not None:
+            self.reporter.say(sentence)
 
     def _warn(self, sentence: str) -> None:
         if self.rank == 0 and self.reporter is not None:
