@@ -173,6 +173,22 @@ def test_noise_is_added_by_itself_only_where_the_data_have_none(
         assert usual_rates(data) == rates
 
 
+@pytest.mark.parametrize(("data", "rates"), [("cc152k", [0.0]), ("flickr8k", [0.4, 0.6])])
+def test_questions_too_add_noise_only_where_the_data_have_none(
+    data: str, rates: list[float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[float] = []
+
+    def ask(cells: list, out: Path, **_: object) -> list[dict]:
+        asked.extend(recipe.noise.rate for _, recipe in cells)
+        raise UserError("seen enough")
+
+    monkeypatch.setattr("sremkit.bench.questions.ask", ask)
+    command = ["bench", "questions", "--data", data, "--backbone", "sgr", "--only", "recipe", "--seeds", "1"]
+    assert main([*command, "-o", str(tmp_path / "q.csv")]) != 0
+    assert sorted(set(asked)) == rates
+
+
 def test_a_resumed_grid_counts_what_it_kept(
     on_scenes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

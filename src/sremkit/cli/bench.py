@@ -91,7 +91,9 @@ def _add_questions(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", default="flickr8k", help="first part of the recipe's name, or NAME:PATH")
     parser.add_argument("--backbone", default="dual", help="second part of the recipe's name")
     parser.add_argument("--recipe", help="name or file, in the place of DATA-BACKBONE-srem")
-    parser.add_argument("--noise", default="0.4,0.6", help="comma-separated rates")
+    parser.add_argument(
+        "--noise", help="comma-separated rates to add (default: 0.4,0.6; for cc152k, noisy by itself, 0)"
+    )
     parser.add_argument("--only", default="", help="comma-separated questions or answers; all without it")
     _add_grid(parser, out="runs/bench-questions.csv")
     parser.set_defaults(act=_questions)
@@ -182,13 +184,13 @@ def _ablation(args: argparse.Namespace) -> None:
 
 
 def _questions(args: argparse.Namespace) -> None:
-    from sremkit.bench.methods import name_and_place
+    from sremkit.bench.methods import REAL_NOISE, name_and_place
     from sremkit.bench.questions import ask, choose, question_cells, questions_table
 
     data, located = name_and_place(args.data)
     recipe = args.recipe or f"{data}-{args.backbone}-srem"
     answers = choose([name for name in args.only.split(",") if name])
-    rates = _rates(args.noise)
+    rates = _rates(args.noise or ("0" if data in REAL_NOISE else "0.4,0.6"))
     overrides = [*located, *args.overrides]
     cells = question_cells(recipe, answers, rates, range(args.seeds), overrides=overrides)
     args.out.parent.mkdir(parents=True, exist_ok=True)
