@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sremkit import experiment
-from sremkit.bench import grid
+from sremkit.bench import grid, own_process
 from sremkit.bench.methods import method_cells, methods_table, run_methods
 from sremkit.recipes import load_recipe
 
@@ -106,7 +106,7 @@ def test_a_cell_that_fails_takes_no_other_cells_row_with_it(tmp_path: Path, monk
         return {"test_rsum": float(recipe.training.seed)}
 
     monkeypatch.setattr(grid, "run_cell", run_cell)
-    monkeypatch.setattr(grid, "ProcessPoolExecutor", lambda workers, **_: ThreadPoolExecutor(workers))
+    monkeypatch.setattr(own_process, "ProcessPoolExecutor", lambda workers, **_: ThreadPoolExecutor(workers))
     monkeypatch.setattr(grid, "as_completed", list)
     cells = [({"seed": seed}, tiny(training__seed=seed)) for seed in range(5)]
     told: list[int] = []

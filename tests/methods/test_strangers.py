@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +14,7 @@ from sremkit.methods import Surroundings, build_method
 from sremkit.methods.srem_plus import SREMPlus
 from sremkit.methods.strangers import resemblance, strangers_of
 from training import tiny
+from training.test_loop import Listener
 
 # Candidates' weights, so that a softmax over some of them is their share.
 WEIGHTS = torch.tensor([[9.0, 1.0, 3.0], [2.0, 7.0, 6.0], [4.0, 1.0, 8.0]], dtype=torch.float64)
@@ -155,19 +155,6 @@ def test_least_resemblance_is_checked() -> None:
         build_method("srem-plus", least_resemblance=-0.1)
 
 
-class Listener:
-    """Keeps what a run says."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def say(self, sentence: str) -> None:
-        self.said.append(sentence)
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *_, **__: None
-
-
 @pytest.mark.parametrize("noise_rate", [0.0, 0.4])
 def test_a_run_knows_whether_there_are_wrong_pairs(noise_rate: float) -> None:
     pairs = tiny.tiny_pairs(num_images=300)
@@ -178,4 +165,6 @@ def test_a_run_knows_whether_there_are_wrong_pairs(noise_rate: float) -> None:
     )
     trainer.run()
     assert trainer.method.believes_all is (noise_rate == 0)
-    assert ["no wrong pairs found" in sentence for sentence in listener.said] == [True] * (noise_rate == 0)
+    assert ["no wrong pairs found" in sentence for sentence in listener.sentences] == [True] * (
+        noise_rate == 0
+    )

@@ -13,8 +13,7 @@ import json
 import time
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from multiprocessing import get_context
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sremkit.bench.own_process import in_own_process
 from sremkit.data.pairs import Pairs
 from sremkit.data.paths import resolve_source
 from sremkit.errors import UserError
@@ -87,7 +87,7 @@ def run_grid(
         threads = max(1, torch.get_num_threads() // side_by_side)
         with ThreadPoolExecutor(side_by_side) as pool:  # threads that only wait
             futures = {
-                pool.submit(_in_own_process, recipe, threads, scores.get(key)): (key, labels)
+                pool.submit(in_own_process, run_cell, recipe, threads, scores.get(key)): (key, labels)
                 for key, (labels, recipe) in missing.items()
             }
             problem: BaseException | None = None
@@ -104,12 +104,6 @@ def run_grid(
             if problem is not None:
                 raise problem
     return [{**labels, **read_row(folder, cell_key(recipe))} for labels, recipe in cells]
-
-
-def _in_own_process(recipe: Recipe, threads: int, keep_scores: Path | None) -> dict[str, Any]:
-    """Run a cell in a process that ends with it: nothing of one cell, not even its failure, reaches the next."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(run_cell, recipe, threads, keep_scores).result()
 
 
 def run_cell(recipe: Recipe, threads: int | None = None, keep_scores: Path | None = None) -> dict[str, Any]:

@@ -95,9 +95,13 @@ def name_and_place(data: str) -> tuple[str, list[str]]:
     return name, [f"data.source={source}"] if source else []
 
 
-def usual_rates(data: str) -> list[float]:
-    """The noise that is added to these data ("f30k", "f30k:/path") when nobody says how much."""
-    return [0.0] if name_and_place(data)[0] in REAL_NOISE else list(ADDED_NOISE)
+def usual_rates(data: str, added: Sequence[float] = ADDED_NOISE) -> list[float]:
+    """The noise that is added to these data ("f30k", "f30k:/path") when nobody says how much.
+
+    Args:
+        added: to data whose pairs are right.
+    """
+    return [0.0] if name_and_place(data)[0] in REAL_NOISE else list(added)
 
 
 def method_recipe(data: str, backbone: str, method: str, overrides: Sequence[str]) -> Recipe:

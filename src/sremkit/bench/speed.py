@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -24,6 +22,7 @@ from sremkit.bench.caption_loops import LOOPS
 from sremkit.bench.counted import counted_work
 from sremkit.bench.kernel_check import can_check, check_backbones, check_kernels
 from sremkit.bench.operations import BY_HAND, Sizes, Work, scoring_work, training_work
+from sremkit.bench.own_process import in_own_process
 from sremkit.bench.stepping import FUSED, Bench
 from sremkit.data.batch import Batch
 from sremkit.models import BACKBONES, Encoded
@@ -69,8 +68,7 @@ def training_row(bench: Bench, name: str, way: str, ceilings: dict[str, float]) 
 def training_row_apart(bench: Bench, name: str, way: str, ceilings: dict[str, float]) -> dict[str, Any]:
     """The same in a process of its own: one that fails to record can draw no more random numbers."""
     args = argparse.Namespace(**{**vars(bench.args), "budget_seconds": bench.remaining()})
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(_training_row_of, args, name, way, ceilings).result()
+    return in_own_process(_training_row_of, args, name, way, ceilings)
 
 
 def _training_row_of(

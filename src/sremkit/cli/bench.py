@@ -184,13 +184,13 @@ def _ablation(args: argparse.Namespace) -> None:
 
 
 def _questions(args: argparse.Namespace) -> None:
-    from sremkit.bench.methods import REAL_NOISE, name_and_place
+    from sremkit.bench.methods import name_and_place, usual_rates
     from sremkit.bench.questions import ask, choose, question_cells, questions_table
 
     data, located = name_and_place(args.data)
     recipe = args.recipe or f"{data}-{args.backbone}-srem"
     answers = choose([name for name in args.only.split(",") if name])
-    rates = _rates(args.noise or ("0" if data in REAL_NOISE else "0.4,0.6"))
+    rates = usual_rates(args.data, (0.4, 0.6)) if args.noise is None else _rates(args.noise)
     overrides = [*located, *args.overrides]
     cells = question_cells(recipe, answers, rates, range(args.seeds), overrides=overrides)
     args.out.parent.mkdir(parents=True, exist_ok=True)

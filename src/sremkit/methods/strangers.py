@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from sremkit.objectives.candidates import diagonal_mask, keep_valid, low
+from sremkit.objectives.candidates import diagonal_mask, keep_valid
 
 ALIKE = 1e-3  # memories this close are equal: very unlikely pairs are all remembered as one in a million
 
@@ -27,7 +27,7 @@ class Strangers(NamedTuple):
     """Each image i with the text i + 1."""
 
     probability: (
-        Tensor  # (b,) that they take each other for a pair, their own ones left out; both directions' mean
+        Tensor  # (b,) that they take each other for a pair, without their own; mean of both directions
     )
     are_strangers: Tensor  # (b,) bool: they are candidates for each other, as captions of one image are not
 
@@ -39,10 +39,10 @@ def strangers_of(logits: Tensor, valid: Tensor | None = None) -> Strangers:
         logits: (b, b), rows images, columns texts, the given pairs on the diagonal.
         valid: (b, b) bool, True where a candidate counts.
     """
-    own = diagonal_mask(logits)
-    others = keep_valid(logits, valid).masked_fill(own, low(logits.dtype))
+    foreign = ~diagonal_mask(logits) if valid is None else valid & ~diagonal_mask(logits)  # (b, b)
+    others = keep_valid(logits, foreign)
     i2t, t2i = (_of_neighbors(others.softmax(dim)) for dim in (1, 0))
-    return Strangers((i2t + t2i) / 2, _of_neighbors(~own if valid is None else valid & ~own))
+    return Strangers((i2t + t2i) / 2, _of_neighbors(foreign))
 
 
 def _of_neighbors(matrix: Tensor) -> Tensor:

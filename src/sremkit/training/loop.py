@@ -241,12 +241,12 @@ class Trainer:
         enough = self.method.warmed_up()
         if enough:
             self.position.warmup_epochs = made
-        if self.rank != 0 or self.reporter is None or self.schedule.is_warmup(self.position):
+        if self.schedule.is_warmup(self.position):
             return
         if enough:
-            self.reporter.say(f"warm-up enough after {made} epochs: {self.method.warmth()}")
+            self._say(f"warm-up enough after {made} epochs: {self.method.warmth()}")
         else:
-            self.reporter.warn(not_warm_enough(made, self.method.warmth()))
+            self._warn(not_warm_enough(made, self.method.warmth()))
         self._tell_length()
 
     def _say(self, sentence: str) -> None:
