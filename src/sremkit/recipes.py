@@ -44,6 +44,7 @@ TRAINING_RANGES = {
     "weight_decay": Range(least=0, below=math.inf, words="0 or a positive number"),
     "clip": Range(above=0),  # inf clips nothing
     "average": Range(least=0, below=1, words="0, or a decay between 0 and 1 such as 0.999"),
+    "full_precision_steps": COUNT,
     "seed": COUNT,
     "workers": COUNT,
     "threads": AT_LEAST_ONE,
@@ -113,6 +114,7 @@ class TrainingSettings:
     device: str = "auto"
     threads: int | None = None  # of the processor; all cores when absent
     precision: Precision = "float32"
+    full_precision_steps: int = 250  # of bf16: the first ones, which rounding would spoil for SGR
     compile: bool = False  # torch.compile; on a GPU, for SAF and SGR, what stands around their kernels
     recorded: bool = False  # replay steps as CUDA graphs: for steps that take the host longer than the device
     micro_batch: int | None = None  # encode in pieces of this size to save memory (dual encoders only)

@@ -36,6 +36,15 @@ def test_a_key_follows_the_settings_and_not_the_name() -> None:
     assert grid.cell_key(tiny()) == grid.cell_key(renamed)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_how_bf16_begins_names_a_cell_only_where_there_is_bf16(precision: str) -> None:
+    keys = {
+        grid.cell_key(tiny(training__precision=precision, training__full_precision_steps=steps))
+        for steps in (0, 250)
+    }
+    assert len(keys) == (2 if precision == "bf16" else 1)
+
+
 def test_a_key_does_not_follow_the_order_of_the_settings() -> None:
     one = tiny(method__margin=0.3, method__threshold=0.1)
     other = tiny(method__threshold=0.1, method__margin=0.3)
@@ -84,7 +93,7 @@ def test_a_cell_is_tested_in_the_precision_of_its_training(monkeypatch, precisio
         monkeypatch.setattr(
             grid, name, lambda *a, plain=plain: seen.append(torch.is_autocast_enabled("cpu")) or plain(*a)
         )
-    grid.run_cell(tiny(training__precision=precision))
+    grid.run_cell(tiny(training__precision=precision, training__full_precision_steps=0))
     assert seen == [precision == "bf16"] * 2
 
 

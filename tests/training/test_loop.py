@@ -285,17 +285,44 @@ def test_bad_features_in_the_middle_are_told_and_lose_nothing(tmp_path: Path) ->
 def test_lower_precision_learns_as_well(precision: str) -> None:
     full, lower = Listener(), Listener()
     tiny.tiny_trainer(reporter=full, epochs=2).run()
-    tiny.tiny_trainer(reporter=lower, epochs=2, precision=precision).run()
+    tiny.tiny_trainer(reporter=lower, epochs=2, precision=precision, full_precision_steps=0).run()
     assert lower.rows[-1]["loss"] == pytest.approx(full.rows[-1]["loss"], rel=0.05)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_it_is_validated_in_the_precision_of_its_training(precision: str) -> None:
     seen = []
-    trainer = tiny.tiny_trainer(epochs=1, precision=precision)
+    trainer = tiny.tiny_trainer(epochs=1, precision=precision, full_precision_steps=0)
     trainer.validate = lambda matcher: seen.append(torch.is_autocast_enabled("cpu")) or {"rsum": 1.0}
     trainer.run()
     assert set(seen) == {precision == "bf16"}
+
+
+def halves_of_a_run(folder: RunFolder | None = None, **settings) -> list[bool]:
+    """Whether each step of a run in bf16 computed in it."""
+    seen: list[bool] = []
+    trainer = tiny.tiny_trainer(folder, precision="bf16", **settings)
+    compare = trainer.matcher.compare
+    trainer.matcher.compare = lambda *a: seen.append(torch.is_autocast_enabled("cpu")) or compare(*a)
+    trainer.validate = None
+    trainer.run()
+    return seen
+
+
+@pytest.mark.parametrize("full", [0, 3, 1000])
+def test_the_first_steps_of_half_precision_are_in_full(full: int) -> None:
+    seen = halves_of_a_run(epochs=2, full_precision_steps=full)
+    assert len(seen) > 3
+    assert seen == [step >= full for step in range(len(seen))]
+
+
+def test_full_precision_is_the_default_start_and_is_not_begun_again(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", config="")
+    begun = halves_of_a_run(folder, epochs=1)
+    assert not any(begun)
+    gone_on = halves_of_a_run(folder, epochs=2, full_precision_steps=len(begun) + 1)
+    assert gone_on == [False, *[True] * (len(gone_on) - 1)]
+    assert any(gone_on)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on the CPU")

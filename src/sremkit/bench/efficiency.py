@@ -54,6 +54,7 @@ def measure_efficiency(
     """
     data, located = name_and_place(data)
     length = ["training.warmup_epochs=1", f"training.epochs={epochs}", f"training.decay_after={epochs}"]
+    length.append("training.full_precision_steps=0")  # what a long training costs, not how it begins
     recipes = [
         method_recipe(data, backbone, method, [*length, *located, *that_it_can(method, overrides)])
         for method in methods

@@ -41,6 +41,10 @@ def cell_key(recipe: Recipe) -> str:
     """Names a cell: the same settings give the same key, in whatever order and whatever the recipe is called."""
     settings = tomllib.loads(recipe_to_toml(recipe))
     del settings["name"]
+    if recipe.training.precision != "bf16":
+        del settings["training"][
+            "full_precision_steps"
+        ]  # all are, so runs from before this setting are the same
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 

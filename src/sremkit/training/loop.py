@@ -108,6 +108,7 @@ class Trainer:
                 epoch, warmup = self.position.epoch, self.schedule.is_warmup(self.position)
                 for group in self.optimizer.param_groups:
                     group["lr"] = self.schedule.learning_rate(self.position)
+                self._choose_precision()
                 self._begin_epoch(epoch, warmup=warmup)
                 if self.recorded is not None:
                     self.recorded.forget()
@@ -167,8 +168,16 @@ class Trainer:
             self.method.begin_epoch(epoch, warmup=warmup)
         self.position.filter_seconds = now(self.device) - started
 
+    def _choose_precision(self) -> None:
+        """In full precision as long as there are such steps."""
+        full = self.settings.precision == "bf16" and self.position.step < self.settings.full_precision_steps
+        if full != self.step.full_precision and self.recorded is not None:
+            self.recorded.forget(shapes=True)
+        self.step.full_precision = full
+
     def _update(self, batch: Batch) -> None:
         """One step of the optimiser, and what is remembered of it."""
+        self._choose_precision()
         if self.recorded is not None:
             outcome = self.recorded(batch)
         else:

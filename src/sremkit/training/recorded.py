@@ -82,8 +82,14 @@ class RecordedSteps(Generic[Outcome]):
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
-    def forget(self) -> None:
-        """Record anew from now on: something that steps depend on was changed outside of them."""
+    def forget(self, *, shapes: bool = False) -> None:
+        """Record anew from now on: something that steps depend on was changed outside of them.
+
+        Args:
+            shapes: forget too which shapes have run as usual, because steps will use other kernels.
+        """
+        if shapes:
+            self._seen.clear()
         self._recordings.clear()
         self._pool = torch.cuda.graph_pool_handle()  # the memory of the old ones went with them
 

@@ -48,6 +48,7 @@ class OptimizerStep:
         self.settings = settings
         self.device = device
         self.world = world
+        self.full_precision = False  # in whatever format the training is; to be changed between steps
         self.scorer = scorer_for(matcher, settings, world=world)
         self.optimizer = torch.optim.Adam(
             matcher.parameters(),
@@ -78,7 +79,7 @@ class OptimizerStep:
 
     def precision(self) -> torch.autocast:
         """The number format of this training, for products outside of steps too."""
-        return number_format(self.settings.precision, self.device)
+        return number_format("float32" if self.full_precision else self.settings.precision, self.device)
 
 
 def number_format(precision: Precision, device: torch.device) -> torch.autocast:
