@@ -13,7 +13,7 @@ from kernels.kernel_cases import DEVICE, assert_near, random, value_and_gradient
 from oracles import recurrence as oracle
 from sremkit import kernels
 from sremkit.kernels import recurrence as module
-from sremkit.models.encoders import run_gru
+from sremkit.models.gru import run_gru
 
 pytest.importorskip("triton", reason="the kernels need Triton")
 

@@ -22,7 +22,7 @@ from sremkit.models import Matcher
 
 def counted_work(matcher: Matcher, batch: Batch) -> Work:
     """One plain step of this matcher on this batch; its gradients are left behind as they were: none."""
-    counter = FlopCounterMode(display=False, custom_mapping=_RECURRENCE)
+    counter = FlopCounterMode(display=False, custom_mapping=_UNCOUNTED)
     with kernels.use("plain"), counter:
         gradients_of(matcher(batch))
     matcher.zero_grad(set_to_none=True)
@@ -43,7 +43,13 @@ def _recurrence_gradients(*args: Any, **kwargs: Any) -> int:
     return 2 * recurrence_operations(*args, **kwargs)
 
 
-_RECURRENCE = {
+def _product_in_place(_: Any, left: tuple[int, int], right: tuple[int, int], **__: Any) -> int:
+    return 2 * left[0] * left[1] * right[1]
+
+
+#: What PyTorch's counter leaves out.
+_UNCOUNTED = {
+    torch.ops.aten.addmm_: _product_in_place,
     torch.ops.aten._cudnn_rnn: recurrence_operations,
     torch.ops.aten._cudnn_rnn_backward: _recurrence_gradients,
 }

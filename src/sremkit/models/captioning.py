@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sremkit.models.dropout import Dropout
-from sremkit.models.encoders import run_gru
+from sremkit.models.gru import run_gru
 from sremkit.models.similarity import full_precision, without_autocast
 
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import cast
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from sremkit import kernels
 from sremkit.data.batch import Batch
 from sremkit.models.dropout import Dropout
+from sremkit.models.gru import run_gru
 from sremkit.models.masking import regions_of, words_of
 from sremkit.models.matcher import Encoded
 from sremkit.models.normed_linear import normed_linear
-from sremkit.models.similarity import full_precision, unit, without_autocast
+from sremkit.models.similarity import unit
 
 
 def xavier_linear(in_features: int, out_features: int) -> nn.Linear:
@@ -24,51 +21,6 @@ def xavier_linear(in_features: int, out_features: int) -> nn.Linear:
     nn.init.xavier_uniform_(linear.weight)
     nn.init.zeros_(linear.bias)
     return linear
-
-
-def run_gru(gru: nn.GRU, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs (b, l, h) and last states (b, h) of a recurrent network that stops where an item ends.
-
-    The directions of a bidirectional network are averaged. Recurrence adds rounding upon rounding, so states
-    stay in full precision.
-    """
-    if kernels.uses_triton(x):
-        return _run_by_kernel(gru, x, mask)
-    lengths = mask.sum(dim=1).clamp_min(1).cpu()
-    with without_autocast(x):
-        packed = pack_padded_sequence(full_precision(x), lengths, batch_first=True, enforce_sorted=False)
-        packed_output, state = gru(packed)
-        output, _ = pad_packed_sequence(packed_output, batch_first=True, total_length=x.shape[1])
-    if gru.bidirectional:
-        output = (output[..., : gru.hidden_size] + output[..., gru.hidden_size :]) / 2
-    return output, state.mean(dim=0)
-
-
-def _run_by_kernel(gru: nn.GRU, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The same with lengths that stay on the device."""
-    from sremkit.kernels.recurrence import recurrence  # imports Triton
-
-    dtype = kernels.compute_dtype(x)
-    lengths = mask.sum(dim=1, dtype=torch.int32).clamp_min(1)
-    input_weight, input_bias = (torch.cat(_directions(gru, name)) for name in ("weight_ih", "bias_ih"))
-    weight, bias = (torch.stack(_directions(gru, name)) for name in ("weight_hh", "bias_hh"))
-    with without_autocast(x):
-        x, input_weight = (_aligned(t.to(dtype)) for t in (x, input_weight))
-        inputs = F.linear(x, input_weight, input_bias.to(dtype))  # (b, l, k·3h)
-        states = recurrence(inputs.unflatten(2, bias.shape), weight.to(dtype), bias, lengths)  # (k, b, l, h)
-    rows, ends = torch.arange(len(x), device=x.device), lengths.long() - 1
-    last = torch.stack([states[0, rows, ends], *(side[:, 0] for side in states[1:])])  # (k, b, h)
-    return states.mean(dim=0), last.mean(dim=0)
-
-
-def _aligned(x: Tensor) -> Tensor:
-    """With zeros added to the last axis up to a multiple of 8, which matrix units want; 300 is none."""
-    return F.pad(x, (0, -x.shape[-1] % 8))
-
-
-def _directions(gru: nn.GRU, name: str) -> list[Tensor]:
-    """A parameter of the only layer, forwards and, where there is one, backwards."""
-    return [getattr(gru, f"{name}_l0{side}") for side in ("", "_reverse")[: 1 + gru.bidirectional]]
 
 
 class RegionEncoder(nn.Module):

@@ -15,7 +15,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from sremkit.models.encoders import run_gru
+from sremkit.models.gru import run_gru
 from sremkit.models.masking import masked_softmax
 from sremkit.models.similarity import full_precision
 

@@ -24,7 +24,9 @@ from sremkit.models.chunks import in_first_order
 from sremkit.models.encoders import xavier_linear
 from sremkit.models.matcher import Encoded
 from sremkit.models.similarity import EPSILON, full_precision, unit
-from sremkit.models.similarity_nodes import NodeMatcher, PackedNodes
+from sremkit.models.similarity_nodes import NodeMatcher, Nodes, PackedNodes
+from sremkit.models.telling import told_nodes
+from sremkit.models.tiled_projection import can_tile
 
 Statistics = Literal["caption", "batch"]
 
@@ -118,7 +120,8 @@ class SimilarityAttentionFiltration(NodeMatcher):
         packed = self.packed_nodes(images, texts)
         if packed is not None:
             return self._filtered(packed)
-        chunks = list(self.nodes(images, texts))
+        told = [self._told(nodes) for nodes in self.nodes(images, texts)]
+        chunks = [nodes for _, nodes in told]
         columns = [nodes.columns for nodes in chunks]
         widest = max(nodes.mask.shape[1] for nodes in chunks)
 
@@ -126,7 +129,7 @@ class SimilarityAttentionFiltration(NodeMatcher):
             return F.pad(x, (0, widest - x.shape[-1]))
 
         # One number a node: these, unlike the nodes, are few enough to be padded to the longest caption.
-        tells = in_first_order([widened(self.filter(nodes.values).squeeze(-1)) for nodes in chunks], columns)
+        tells = in_first_order([widened(numbers) for numbers, _ in told], columns)
         mask = in_first_order([widened(nodes.mask).unsqueeze(0) for nodes in chunks], columns).squeeze(0)
         weights = self._weights(tells, mask)
         vectors = [
@@ -134,6 +137,14 @@ class SimilarityAttentionFiltration(NodeMatcher):
             for nodes in chunks
         ]
         return unit(in_first_order(vectors, columns))
+
+    def _told(self, nodes: Nodes) -> tuple[Tensor, Nodes]:
+        """One number a node (n, k, 1 + w), and the nodes to go on with."""
+        values, layer = nodes.values, self.filter
+        if not can_tile(values, layer.weight):
+            return layer(values).squeeze(-1), nodes
+        tells, values = told_nodes(values, layer.weight, layer.bias)
+        return tells, nodes._replace(values=values)
 
     def _weights(self, tells: Tensor, mask: Tensor) -> Tensor:
         """Weights (n, m, 1 + w) that add up to 1 over the nodes of a pair, from one number a node."""

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from sremkit.data.batch import Batch
 from sremkit.models import BACKBONES
 from sremkit.models.captioning import Captioner
-from sremkit.models.encoders import check_positive, run_gru, xavier_linear
+from sremkit.models.encoders import check_positive, xavier_linear
+from sremkit.models.gru import run_gru
 from sremkit.models.masking import MaskedBatchNorm, regions_of, words_of
 from sremkit.models.matcher import Encoded, Matcher
 from sremkit.models.similarity import LearnedLogit, all_cosines, unit

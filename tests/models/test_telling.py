@@ -1,0 +1,54 @@
+"""Numbers that nodes tell: a linear layer, with the nodes handed on and their gradients joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from sremkit.models.telling import plain_told, told_nodes
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+#: What may be made of the numbers and of the nodes: both, or one of the two.
+LOSSES: dict[str, Loss] = {
+    "both": lambda told, nodes: told.square().sum() + (told.unsqueeze(-1) * nodes).sin().sum(),
+    "numbers": lambda told, nodes: told.square().sum(),
+    "nodes": lambda told, nodes: nodes.sin().sum(),
+}
+
+
+def leaves() -> list[Tensor]:
+    """Nodes (2, 3, 4, 5), weight and bias."""
+    g = torch.Generator().manual_seed(0)
+    shapes = [(2, 3, 4, 5), (1, 5), (1,)]
+    return [torch.randn(s, generator=g, dtype=torch.float64).requires_grad_() for s in shapes]
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=list(LOSSES))
+def test_gradients_are_those_of_a_linear_layer(loss: Loss) -> None:
+    given = leaves()
+    told, nodes = told_nodes(*given)
+    expected = plain_told(*given)
+    torch.testing.assert_close(told, expected)
+    assert torch.equal(nodes, given[0])
+    found = torch.autograd.grad(loss(told, nodes), given, allow_unused=True)
+    right = torch.autograd.grad(loss(expected, given[0]), given, allow_unused=True)
+    for mine, theirs in zip(found, right, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=list(LOSSES))
+def test_gradients_of_gradients_are_right(loss: Loss) -> None:
+    assert torch.autograd.gradgradcheck(lambda *x: loss(*told_nodes(*x)), leaves())
+
+
+def test_one_node_by_hand() -> None:
+    # t = 2 · 1 + 3 · 10 + 4 = 36; L = t + 5 x_1, so ∂x = (2 + 5, 3), ∂f = x, ∂b = 1.
+    x, f, b = (torch.tensor(v, requires_grad=True) for v in ([[1.0, 10.0]], [[2.0, 3.0]], [4.0]))
+    told, nodes = told_nodes(x, f, b)
+    assert told.item() == 36.0
+    (told.sum() + 5 * nodes[0, 0]).backward()
+    assert [t.grad.flatten().tolist() for t in (x, f, b)] == [[7.0, 3.0], [1.0, 10.0], [1.0]]
