@@ -114,7 +114,7 @@ class TrainingSettings:
     device: str = "auto"
     threads: int | None = None  # of the processor; all cores when absent
     precision: Precision = "float32"
-    full_precision_steps: int = 250  # of bf16: the first ones, which rounding would spoil for SGR
+    full_precision_steps: int = 250  # of bf16: the first ones are float32, or rounding would spoil SGR
     compile: bool = False  # torch.compile; on a GPU, for SAF and SGR, what stands around their kernels
     recorded: bool = False  # replay steps as CUDA graphs: for steps that take the host longer than the device
     micro_batch: int | None = None  # encode in pieces of this size to save memory (dual encoders only)

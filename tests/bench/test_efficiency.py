@@ -123,6 +123,7 @@ def test_data_may_lie_in_a_folder_of_ones_own(measured: list[Recipe], tmp_path: 
     assert [recipe.data.source for recipe in measured] == ["/my/data", "/my/data"]
     assert [recipe.name for recipe in measured] == ["flickr8k-sgr-srem", "flickr8k-sgr-mscn"]
     assert [recipe.training.epochs for recipe in measured] == [3, 3]
+    assert [recipe.training.full_precision_steps for recipe in measured] == [0, 0]
     assert [row["data"] for row in rows] == ["flickr8k", "flickr8k"]
 
 

@@ -93,7 +93,7 @@ def test_a_cell_is_tested_in_the_precision_of_its_training(monkeypatch, precisio
         monkeypatch.setattr(
             grid, name, lambda *a, plain=plain: seen.append(torch.is_autocast_enabled("cpu")) or plain(*a)
         )
-    grid.run_cell(tiny(training__precision=precision, training__full_precision_steps=0))
+    grid.run_cell(tiny(training__precision=precision))
     assert seen == [precision == "bf16"] * 2
 
 

@@ -121,9 +121,31 @@ def test_a_single_step_by_hand() -> None:
     torch.testing.assert_close(state, torch.tanh(torch.ones(1, 1)) / 2)
 
 
-@pytest.mark.parametrize("what", ["inputs", "weight", "bias"])
-def test_what_needs_no_gradient_gets_none(what: str) -> None:
-    names = ["inputs", "weight", "bias"]
-    leaves = [x.requires_grad_(name != what) for name, x in zip(names, packed(), strict=True)]
-    gru_steps(*leaves, SIZES).sum().backward()
-    assert [x.grad is None for x in leaves] == [name == what for name in names]
+def test_gradients_that_will_be_differentiated_are_the_same() -> None:
+    leaves = [x.requires_grad_() for x in packed()]
+    states = gru_steps(*leaves, SIZES)
+    upstream = numbers(*states.shape, seed=5)
+    plain = torch.autograd.grad(states, leaves, upstream, retain_graph=True)
+    again = torch.autograd.grad(states, leaves, upstream, create_graph=True)
+    for found, expected in zip(again, plain, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_the_steps_are_used_where_gradients_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = []
+    monkeypatch.setattr(module, "gru_steps", lambda *a: used.append(1) or gru_steps(*a))
+    gru, (x, mask) = network(bidirectional=True), texts()
+    right, _ = run_gru(gru, x, mask)
+    assert len(used) == 2  # directions
+    with torch.no_grad():
+        found, _ = run_gru(gru, x, mask)
+    assert len(used) == 2
+    torch.testing.assert_close(found, right, rtol=1e-10, atol=1e-12)
+
+
+def test_other_networks_are_refused_or_left_to_the_library() -> None:
+    x, mask = texts()
+    with pytest.raises(ValueError, match="one layer is wanted here, this one has 2"):
+        run_gru(nn.GRU(3, 5, num_layers=2, batch_first=True).double(), x, mask)
+    gru = nn.GRU(3, 5, batch_first=True, bias=False).double()
+    torch.testing.assert_close(run_gru(gru, x, mask)[0], item_by_item(gru, x)[0])

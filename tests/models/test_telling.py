@@ -27,14 +27,15 @@ def leaves() -> list[Tensor]:
     return [torch.randn(s, generator=g, dtype=torch.float64).requires_grad_() for s in shapes]
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["once", "to be differentiated again"])
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=list(LOSSES))
-def test_gradients_are_those_of_a_linear_layer(loss: Loss) -> None:
+def test_gradients_are_those_of_a_linear_layer(loss: Loss, again: bool) -> None:
     given = leaves()
     told, nodes = told_nodes(*given)
     expected = plain_told(*given)
     torch.testing.assert_close(told, expected)
     assert torch.equal(nodes, given[0])
-    found = torch.autograd.grad(loss(told, nodes), given, allow_unused=True)
+    found = torch.autograd.grad(loss(told, nodes), given, allow_unused=True, create_graph=again)
     right = torch.autograd.grad(loss(expected, given[0]), given, allow_unused=True)
     for mine, theirs in zip(found, right, strict=True):
         torch.testing.assert_close(mine, theirs)

@@ -50,6 +50,16 @@ def test_first_gradients_are_those_of_differences() -> None:
     assert gradcheck(tiled_nodes, inputs())
 
 
+def test_gradients_that_will_be_differentiated_are_the_same() -> None:
+    given = inputs()
+    nodes = tiled_nodes(*given)
+    upstream = random(*nodes.shape, seed=9)
+    plain = torch.autograd.grad(nodes, given, upstream, retain_graph=True)
+    again = torch.autograd.grad(nodes, given, upstream, create_graph=True)
+    for found, expected in zip(again, plain, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
 def test_second_gradients_are_those_of_differences() -> None:
     small = [x[:2].detach().requires_grad_() if x.shape[0] == N else x for x in inputs()]
     assert gradgradcheck(tiled_nodes, small)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
+from sremkit.data.batch import Batch
 from sremkit.data.features import ArrayFeatures
 from sremkit.errors import UserError
 from sremkit.models import build_matcher
@@ -17,6 +19,7 @@ from sremkit.training import checkpoint, loop
 from sremkit.training.pieces import PiecewiseMatcher
 from sremkit.training.run_folder import RunFolder
 from sremkit.training.schedule import Position
+from sremkit.training.step import StepOutcome
 from sremkit.training.trouble import DivergedError, signs_of_collapse
 from training import tiny
 
@@ -292,7 +295,7 @@ def test_lower_precision_learns_as_well(precision: str) -> None:
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_it_is_validated_in_the_precision_of_its_training(precision: str) -> None:
     seen = []
-    trainer = tiny.tiny_trainer(epochs=1, precision=precision, full_precision_steps=0)
+    trainer = tiny.tiny_trainer(epochs=1, precision=precision)  # whose steps are all among the first
     trainer.validate = lambda matcher: seen.append(torch.is_autocast_enabled("cpu")) or {"rsum": 1.0}
     trainer.run()
     assert set(seen) == {precision == "bf16"}
@@ -323,6 +326,34 @@ def test_full_precision_is_the_default_start_and_is_not_begun_again(tmp_path: Pa
     gone_on = halves_of_a_run(folder, epochs=2, full_precision_steps=len(begun) + 1)
     assert gone_on == [False, *[True] * (len(gone_on) - 1)]
     assert any(gone_on)
+
+
+class StandIn:
+    """In the place of recorded steps, which need a CUDA device."""
+
+    def __init__(self, step: Callable) -> None:
+        self.step, self.story = step, []
+
+    def forget(self) -> None:
+        pass
+
+    def as_usual(self, batch: Batch) -> StepOutcome:
+        self.story.append("as usual")
+        return self.step(batch)
+
+    def __call__(self, batch: Batch) -> StepOutcome:
+        self.story.append("recorded")
+        return self.step(batch)
+
+
+@pytest.mark.parametrize(("precision", "usual"), [("bf16", 3), ("float32", 0)])
+def test_only_steps_in_the_format_of_the_training_are_recorded(precision: str, usual: int) -> None:
+    trainer = tiny.tiny_trainer(epochs=1, precision=precision, full_precision_steps=3)
+    trainer.recorded = StandIn(trainer._as_usual)
+    trainer.run()
+    story = trainer.recorded.story
+    assert len(story) > 3
+    assert story == ["as usual"] * usual + ["recorded"] * (len(story) - usual)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on the CPU")

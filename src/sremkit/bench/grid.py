@@ -41,10 +41,8 @@ def cell_key(recipe: Recipe) -> str:
     """Names a cell: the same settings give the same key, in whatever order and whatever the recipe is called."""
     settings = tomllib.loads(recipe_to_toml(recipe))
     del settings["name"]
-    if recipe.training.precision != "bf16":
-        del settings["training"][
-            "full_precision_steps"
-        ]  # all are, so runs from before this setting are the same
+    if recipe.training.precision != "bf16" or not recipe.training.full_precision_steps:
+        del settings["training"]["full_precision_steps"]  # then a run is what it was before this setting
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -21,9 +21,9 @@ def recorded_gradients(
     """
     # By way of aliases: an input may have been computed from another one, whose gradient must not count that.
     aliases = [x.view_as(x) for x in inputs]
-    result = plain(*(x.float() if x.dtype in (torch.bfloat16, torch.float16) else x for x in aliases))
     wanted = [x for x, need in zip(aliases, needed, strict=True) if need]
-    found = iter(
-        torch.autograd.grad(result, wanted, upstream.to(result.dtype), create_graph=True, allow_unused=True)
-    )
+    with torch.autocast(device_type=upstream.device.type, enabled=False):
+        result = plain(*(x.float() if x.dtype in (torch.bfloat16, torch.float16) else x for x in aliases))
+        upstream = upstream.to(result.dtype)
+        found = iter(torch.autograd.grad(result, wanted, upstream, create_graph=True, allow_unused=True))
     return [next(found) if need else None for need in needed]

@@ -18,9 +18,12 @@ def run_gru(gru: nn.GRU, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     The directions of a bidirectional network are averaged. Recurrence adds rounding upon rounding, so states
     stay in full precision.
     """
-    if kernels.uses_triton(x):
+    if gru.num_layers > 1:
+        raise ValueError(f"a recurrent network of one layer is wanted here, this one has {gru.num_layers}")
+    if gru.bias and kernels.uses_triton(x):
         return _by_kernel(gru, x, mask)
-    if x.device.type == "cpu" and not torch.compiler.is_compiling():
+    # The library's gradients are what is slow there; compilers look into the library only.
+    if gru.bias and x.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return _on_processor(gru, x, mask)
     lengths = mask.sum(dim=1).clamp_min(1).cpu()
     with without_autocast(x):

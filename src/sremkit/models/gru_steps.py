@@ -62,17 +62,18 @@ class _GruSteps(torch.autograd.Function):
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...]) -> Tensor:
         h = weight.shape[1]
         states, gates = inputs.new_empty(len(inputs), h), torch.empty_like(inputs)  # gates: r, z, n
-        of_state = inputs.new_empty(len(inputs), 3 * h)  # U h and its bias, of which the last third is kept
-        nothing = inputs.new_zeros(sizes[0], h)
+        of_n = inputs.new_empty(len(inputs), h)  # U_n h and its bias
+        of_state, nothing = inputs.new_empty(sizes[0], 3 * h), inputs.new_zeros(sizes[0], h)
         for rows, behind in _rows(sizes):
             before = states[behind] if rows.start else nothing
-            u, x, g = of_state[rows], inputs[rows], gates[rows]
+            u, x, g = of_state[: len(before)], inputs[rows], gates[rows]
             torch.addmm(bias, before, weight.T, out=u)
+            of_n[rows] = u[:, 2 * h :]
             torch.add(x[:, : 2 * h], u[:, : 2 * h], out=g[:, : 2 * h]).sigmoid_()
             r, z, n = g.chunk(3, dim=1)
             torch.addcmul(x[:, 2 * h :], r, u[:, 2 * h :], out=n).tanh_()
             torch.lerp(n, before, z, out=states[rows])
-        ctx.save_for_backward(inputs, weight, bias, states, gates, of_state[:, 2 * h :])
+        ctx.save_for_backward(inputs, weight, bias, states, gates, of_n)
         ctx.sizes = sizes
         return states
 

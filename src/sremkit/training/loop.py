@@ -108,7 +108,6 @@ class Trainer:
                 epoch, warmup = self.position.epoch, self.schedule.is_warmup(self.position)
                 for group in self.optimizer.param_groups:
                     group["lr"] = self.schedule.learning_rate(self.position)
-                self._choose_precision()
                 self._begin_epoch(epoch, warmup=warmup)
                 if self.recorded is not None:
                     self.recorded.forget()
@@ -168,20 +167,16 @@ class Trainer:
             self.method.begin_epoch(epoch, warmup=warmup)
         self.position.filter_seconds = now(self.device) - started
 
-    def _choose_precision(self) -> None:
-        """In full precision as long as there are such steps."""
-        full = self.settings.precision == "bf16" and self.position.step < self.settings.full_precision_steps
-        if full != self.step.full_precision and self.recorded is not None:
-            self.recorded.forget(shapes=True)
-        self.step.full_precision = full
-
     def _update(self, batch: Batch) -> None:
         """One step of the optimiser, and what is remembered of it."""
-        self._choose_precision()
-        if self.recorded is not None:
-            outcome = self.recorded(batch)
-        else:
+        begins = self.settings.precision == "bf16" and self.position.step < self.settings.full_precision_steps
+        self.step.full_precision = begins
+        if self.recorded is None:
             outcome = self._as_usual(batch.to(self.device, non_blocking=True))
+        elif begins:  # few steps, and of larger numbers than the kernels may hold
+            outcome = self.recorded.as_usual(batch)
+        else:
+            outcome = self.recorded(batch)
         self._settle()  # the step before: its numbers have arrived while this one was on its way to the device
         self.position.step += 1
         self.position.step_in_epoch += 1

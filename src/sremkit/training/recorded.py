@@ -82,14 +82,8 @@ class RecordedSteps(Generic[Outcome]):
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
-    def forget(self, *, shapes: bool = False) -> None:
-        """Record anew from now on: something that steps depend on was changed outside of them.
-
-        Args:
-            shapes: forget too which shapes have run as usual, because steps will use other kernels.
-        """
-        if shapes:
-            self._seen.clear()
+    def forget(self) -> None:
+        """Record anew from now on: something that steps depend on was changed outside of them."""
         self._recordings.clear()
         self._pool = torch.cuda.graph_pool_handle()  # the memory of the old ones went with them
 
@@ -107,6 +101,10 @@ class RecordedSteps(Generic[Outcome]):
             own.copy_(given, non_blocking=True)
         recording.graph.replay()
         return recording.outcome
+
+    def as_usual(self, batch: Batch) -> Outcome:
+        """The step of this batch without a recording, in one of the same shapes."""
+        return self._as_usual(round_up(batch).to(self._device, non_blocking=True))
 
     def _as_usual(self, batch: Batch) -> Outcome:
         # On the stream that will record: what libraries keep for a stream is then there.

@@ -48,7 +48,9 @@ class OptimizerStep:
         self.settings = settings
         self.device = device
         self.world = world
-        self.full_precision = False  # in whatever format the training is; to be changed between steps
+        self.full_precision = (
+            False  # of steps, in whatever format the training is; to be changed between them
+        )
         self.scorer = scorer_for(matcher, settings, world=world)
         self.optimizer = torch.optim.Adam(
             matcher.parameters(),
@@ -62,7 +64,7 @@ class OptimizerStep:
         if self.world > 1:
             batch = join_ids(batch)
         self.matcher.train()
-        with self.precision():
+        with number_format("float32" if self.full_precision else self.settings.precision, self.device):
             terms = self.method.loss(self.scorer, batch, warmup=warmup)
         extra = self.scorer.extra
         loss = terms.total + sum(extra.values())
@@ -79,7 +81,7 @@ class OptimizerStep:
 
     def precision(self) -> torch.autocast:
         """The number format of this training, for products outside of steps too."""
-        return number_format("float32" if self.full_precision else self.settings.precision, self.device)
+        return number_format(self.settings.precision, self.device)
 
 
 def number_format(precision: Precision, device: torch.device) -> torch.autocast:
