@@ -32,6 +32,7 @@ OUT_OF_RANGE = [
     ("training.weight_decay=-0.1", r"'training\.weight_decay' must be 0 or a positive number, got -0\.1"),
     ("training.clip=0", r"'training\.clip' must be more than 0, got 0\.0"),
     ("training.average=1", r"'training\.average' must be 0, or a decay between 0 and 1 .*, got 1\.0"),
+    ("training.full_precision_steps=-1", r"'training\.full_precision_steps' must be at least 0, got -1"),
     ("training.seed=-1", r"'training\.seed' must be at least 0, got -1"),
     ("training.workers=-1", r"'training\.workers' must be at least 0, got -1"),
     ("training.threads=0", r"'training\.threads' must be at least 1, got 0"),
