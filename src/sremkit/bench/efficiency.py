@@ -17,8 +17,6 @@ import hashlib
 import json
 import platform
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ import torch
 
 from sremkit.bench.grid import cell_key, read_row, row_file
 from sremkit.bench.methods import method_recipe, name_and_place, that_it_can
+from sremkit.bench.own_process import in_own_process
 from sremkit.bench.published import published_efficiency
 from sremkit.bench.tables import Table
 from sremkit.experiment import make_trainer, peak_memory_mb, prepare
@@ -64,8 +63,7 @@ def measure_efficiency(
     for method, recipe in zip(methods, recipes, strict=True):
         key = _key(recipe)
         if not row_file(folder, key).exists():
-            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                row = pool.submit(measure_recipe, recipe, torch.get_num_threads()).result()
+            row = in_own_process(measure_recipe, recipe, torch.get_num_threads())
             replace_file(row_file(folder, key), json.dumps(row))
         rows.append({"data": data, "backbone": backbone, "method": method, **read_row(folder, key)})
         on_row(rows[-1])

@@ -81,8 +81,7 @@ class _NodeProjection(torch.autograd.Function):
         k = ctx.num_tensors
         given, converted, lengths = saved[:k], _parts(saved[k : 2 * k]), saved[2 * k :]
         if torch.is_grad_enabled():
-            with torch.autocast(device_type=upstream.device.type, enabled=False):
-                return None, *recorded_gradients(_plain_parts, given, upstream, ctx.needs_input_grad[1:])
+            return None, *recorded_gradients(_plain_parts, given, upstream, ctx.needs_input_grad[1:])
         pieces = zip(
             converted,
             _parts(given),

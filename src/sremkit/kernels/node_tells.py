@@ -140,13 +140,12 @@ class _NodeTells(torch.autograd.Function):
         if by_tells is None:
             return upstream, None, None, None
         if torch.is_grad_enabled():
-            with torch.autocast(device_type=by_tells.device.type, enabled=False):
-                by_nodes, by_weight, by_bias = recorded_gradients(
-                    lambda x, f, b: plain_node_tells(x, f, b, packing),
-                    (nodes, weight, bias),
-                    by_tells,
-                    ctx.needs_input_grad[:3],
-                )
+            by_nodes, by_weight, by_bias = recorded_gradients(
+                lambda x, f, b: plain_node_tells(x, f, b, packing),
+                (nodes, weight, bias),
+                by_tells,
+                ctx.needs_input_grad[:3],
+            )
             if by_nodes is not None and upstream is not None:
                 by_nodes = by_nodes + upstream
             return by_nodes, by_weight, by_bias, None

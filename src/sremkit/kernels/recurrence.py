@@ -243,13 +243,12 @@ class _Recurrence(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight, bias, lengths, order, states, low, gates = ctx.saved_tensors
         if torch.is_grad_enabled():
-            with torch.autocast(device_type=upstream.device.type, enabled=False):
-                return *recorded_gradients(
-                    lambda x, u, c: plain_recurrence(x.float(), u.float(), c.float(), lengths),
-                    (inputs, weight, bias),
-                    upstream,
-                    ctx.needs_input_grad[:3],
-                ), None
+            return *recorded_gradients(
+                lambda x, u, c: plain_recurrence(x.float(), u.float(), c.float(), lengths),
+                (inputs, weight, bias),
+                upstream,
+                ctx.needs_input_grad[:3],
+            ), None
         u = weight.contiguous()
         (b, num_steps, k, _), h = inputs.shape, u.shape[2]
         carry = states.new_zeros(k, b, h)

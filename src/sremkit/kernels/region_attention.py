@@ -178,13 +178,12 @@ class _RegionAttention(torch.autograd.Function):
         packing, scale = ctx.packing, ctx.scale
         if torch.is_grad_enabled():
             needed = ctx.needs_input_grad[:2]
-            with torch.autocast(device_type=upstream.device.type, enabled=False):
-                found = recorded_gradients(
-                    lambda x, g: plain_region_attention(x, g, region_mask, packing, scale=scale),
-                    (affinity, gram),
-                    upstream,
-                    needed,
-                )
+            found = recorded_gradients(
+                lambda x, g: plain_region_attention(x, g, region_mask, packing, scale=scale),
+                (affinity, gram),
+                upstream,
+                needed,
+            )
             return found[0], found[1], None, None, None, None
         x, g, present = affinity.contiguous(), gram.float().contiguous(), region_mask.to(torch.uint8)
         n, r, num_words = x.shape

@@ -51,11 +51,9 @@ class _ToldNodes(torch.autograd.Function):
             by_nodes, by_weight, by_bias = recorded_gradients(
                 plain_told, inputs, by_told, ctx.needs_input_grad
             )
-            return (
-                by_nodes if upstream is None or by_nodes is None else by_nodes + upstream,
-                by_weight,
-                by_bias,
-            )
+            if by_nodes is not None and upstream is not None:
+                by_nodes = by_nodes + upstream
+            return by_nodes, by_weight, by_bias
         row, numbers = weight[0], by_told.unsqueeze(-1)
         by_nodes = numbers * row if upstream is None else torch.addcmul(upstream, numbers, row)
         by_weight = by_told.flatten() @ nodes.flatten(0, -2)

@@ -169,11 +169,9 @@ class Trainer:
 
     def _update(self, batch: Batch) -> None:
         """One step of the optimiser, and what is remembered of it."""
-        begins = self.settings.precision == "bf16" and self.position.step < self.settings.full_precision_steps
-        self.step.full_precision = begins
         if self.recorded is None:
             outcome = self._as_usual(batch.to(self.device, non_blocking=True))
-        elif begins:  # few steps, and of larger numbers than the kernels may hold
+        elif self._begins():  # few steps, and of larger numbers than the kernels may hold
             outcome = self.recorded.as_usual(batch)
         else:
             outcome = self.recorded(batch)
@@ -194,7 +192,12 @@ class Trainer:
             self._settle()
 
     def _as_usual(self, batch: Batch) -> StepOutcome:
-        return self.step(batch, warmup=self.schedule.is_warmup(self.position))
+        warmup = self.schedule.is_warmup(self.position)
+        return self.step(batch, warmup=warmup, full_precision=self._begins())
+
+    def _begins(self) -> bool:
+        """Whether the next step is one of the first in bf16, which are in full precision."""
+        return self.settings.precision == "bf16" and self.position.step < self.settings.full_precision_steps
 
     def _settle(self) -> None:
         """Read the numbers of the last noted step, and stop if they are absurd."""

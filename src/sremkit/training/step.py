@@ -48,9 +48,6 @@ class OptimizerStep:
         self.settings = settings
         self.device = device
         self.world = world
-        self.full_precision = (
-            False  # of steps, in whatever format the training is; to be changed between them
-        )
         self.scorer = scorer_for(matcher, settings, world=world)
         self.optimizer = torch.optim.Adam(
             matcher.parameters(),
@@ -60,11 +57,11 @@ class OptimizerStep:
             capturable=settings.recorded,
         )
 
-    def __call__(self, batch: Batch, *, warmup: bool) -> StepOutcome:
+    def __call__(self, batch: Batch, *, warmup: bool, full_precision: bool = False) -> StepOutcome:
         if self.world > 1:
             batch = join_ids(batch)
         self.matcher.train()
-        with number_format("float32" if self.full_precision else self.settings.precision, self.device):
+        with number_format("float32" if full_precision else self.settings.precision, self.device):
             terms = self.method.loss(self.scorer, batch, warmup=warmup)
         extra = self.scorer.extra
         loss = terms.total + sum(extra.values())
