@@ -17,7 +17,7 @@ from sremkit.bench.kernel_check import can_check
 from sremkit.bench.operations import BY_HAND, Sizes, Work, scoring_work, training_work
 from sremkit.bench.stepping import Bench
 from sremkit.cli.main import build_parser, main
-from sremkit.models import build_matcher
+from sremkit.models import BACKBONES, build_matcher
 
 
 def arguments(given: list[str]):
@@ -157,11 +157,12 @@ def test_a_row_that_is_measured_in_a_process_of_its_own_is_a_row() -> None:
 def test_what_is_recorded_is_measured_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     apart = []
     monkeypatch.setattr(speed, "training_row_apart", lambda bench, name, *_: apart.append(name))
-    bench = Bench(arguments(["saf", "vsrn", *TINY, "--eval-texts", "0", "--ways", "recorded"]))
+    monkeypatch.setattr(BACKBONES["vsrn"], "recordable", False)
+    bench = Bench(arguments(["saf", "vsrn", "dual", *TINY, "--eval-texts", "0", "--ways", "recorded"]))
     bench.device = torch.device("cuda")
     for _, _, job in speed._jobs(bench, {}):
         job()
-    assert apart == ["saf"]  # VSRN cannot be recorded
+    assert apart == ["saf", "dual"]  # with kernels and without, if it can be recorded
 
 
 def test_the_floor_is_the_slower_of_computing_and_moving() -> None:

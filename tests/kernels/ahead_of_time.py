@@ -13,6 +13,7 @@ from triton.compiler import ASTSource
 
 from sremkit.kernels import (
     image_sum,
+    memory_update,
     node_attention,
     node_linear,
     node_projection_kernels,
@@ -26,7 +27,7 @@ from sremkit.kernels import (
 NUMBERS = {
     "num_words", "num_texts", "num_regions", "num_nodes", "num_asking", "sim_dim", "widest", "first_word",
     "num_here", "upstream_stride", "out_stride", "step", "num_steps", "num_items", "hidden",
-    "num_rows", "num_columns", "num_lines", "num_images", "width",
+    "num_rows", "num_columns", "num_lines", "num_images", "width", "num_queries", "num_contexts",
 }  # fmt: skip
 ALWAYS_FLOAT32 = {"inverse", "by_gram", "gram", "weights", "by_weights", "bias", "by_bias"}
 
@@ -72,6 +73,15 @@ def main() -> None:
             image_sum.add_images, dtype, {"IMAGES": 128, "ROWS": 4, "COLUMNS": 1024},
             num_warps=4, num_stages=3,
         )  # fmt: skip
+        for first in (False, True):
+            constants = {
+                "MEMORY_SHARED": first, "FROM_SHARED": first, "CONTEXTS": 64, "PRECISION": precision,
+                "QUERIES": memory_update._QUERIES, "COLUMNS": memory_update._COLUMNS,
+            }  # fmt: skip
+            for kernel in (memory_update.remember, memory_update.remember_back):
+                found[f"{kernel.__name__} {dtype} {first}"] = shared_memory(
+                    kernel, dtype, constants, num_warps=memory_update._WARPS, num_stages=1
+                )
         for nodes in (32, 128 if size == 2 else 64):
             graph = {
                 "ONLY_GLOBAL": False,

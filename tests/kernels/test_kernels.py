@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernels.kernel_cases import CASES, DEVICE, Case, assert_near, random, value_and_gradients
 from oracles import packed as oracle
+from sremkit.kernels import memory_update as memory_module
 from sremkit.kernels import node_asking as asking_module
 from sremkit.kernels import node_linear as linear_module
 from sremkit.kernels import node_projection as projection_module
@@ -123,7 +124,25 @@ def regions(case: Case) -> tuple[list[Tensor], dict[str, Function]]:
     }
 
 
+def remembered(case: Case, *, first: bool) -> tuple[list[Tensor], dict[str, Function]]:
+    """At first the memory is one for all items."""
+    different = 1 if first else case.images
+    inputs = [
+        random(different, case.num_words, case.width, seed=21),
+        random(different, case.num_words, 2 * case.width, seed=22),
+        random(case.images, case.regions, case.num_words, seed=23).softmax(dim=1),
+        random(case.images, case.regions, 2 * case.width, seed=24),
+    ]
+    return inputs, {
+        "kernel": memory_module.memory_update,
+        "plain": memory_module.plain_memory_update,
+        "oracle": oracle.memory_update,
+    }
+
+
 FUNCTIONS = {
+    "memory_update": lambda case: remembered(case, first=False),
+    "first_memory_update": lambda case: remembered(case, first=True),
     "node_projection": projection,
     "node_asking": asking,
     "global_asking": lambda case: asking(case, only_global=True),

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from small_models import Items, make_items, small_matcher, some_loss
 from sremkit import kernels
-from sremkit.kernels.packing import pack
-from sremkit.models.scan import by_caption
+from sremkit.kernels.packing import by_caption, pack
 
 pytest.importorskip("triton", reason="the kernels need Triton")
 
@@ -101,5 +100,17 @@ def test_half_precision_is_not_let_in() -> None:
 
 def test_packed_numbers_go_back_to_their_captions() -> None:
     mask = torch.tensor([[True, True, False], [True, False, False], [True, True, True]])
-    found = by_caption(torch.arange(6.0).unsqueeze(0), pack(mask))  # words 0 1 | 2 | 3 4 5
-    assert found.masked_fill(~mask, -1).tolist() == [[[0, 1, -1], [2, -1, -1], [3, 4, 5]]]
+    for most in (None, 6, 8):  # words 0 1 | 2 | 3 4 5, and what fills up
+        found, present = by_caption(torch.arange(8.0).unsqueeze(0), pack(mask, most=most))
+        assert torch.equal(present, mask)
+        assert found.masked_fill(~mask, -1).tolist() == [[[0, 1, -1], [2, -1, -1], [3, 4, 5]]]
+
+
+def test_words_with_gaps_between_them_are_packed_and_found_again() -> None:
+    mask = torch.tensor([[False, True, True], [True, False, True]])
+    for most in (None, 4, 6):
+        packing = pack(mask, most=most)
+        assert packing.places[:4].tolist() == [1, 2, 3, 5]
+        found, present = by_caption(torch.arange(8.0).unsqueeze(0), packing)
+        assert [row[:2] for row in found[0].tolist()] == [[0, 1], [2, 3]]
+        assert present.sum(dim=1).tolist() == [2, 2]

@@ -108,7 +108,7 @@ def difference(found: dict[str, Tensor], right: dict[str, Tensor]) -> float:
     return torch.stack(shares).max().item()  # a NaN is the largest of all
 
 
-@pytest.mark.parametrize("name", ["sgr", "saf"])
+@pytest.mark.parametrize("name", ["sgr", "saf", "scan-t2i", "imram"])
 def test_spare_rows_have_no_influence_on_logits_and_gradients(name: str) -> None:
     items = make_items(4)
     words = sum(len(caption) for caption in items.captions)

@@ -98,7 +98,7 @@ def test_mscn_is_rightly_not_recordable() -> None:
         check_it_never_waits(build_method("mscn"), warmups=(False,))
 
 
-@pytest.mark.parametrize(("backbone", "recordable"), [("dual", True), ("imram", False)])
+@pytest.mark.parametrize(("backbone", "recordable"), [("dual", True), ("imram", True), ("clip", False)])
 def test_two_networks_can_be_recorded_where_one_can(backbone: str, recordable: bool) -> None:
     member = small_matcher(backbone)
     assert member.recordable is recordable

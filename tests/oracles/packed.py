@@ -50,6 +50,21 @@ def node_projection(
     return torch.stack(images)
 
 
+def memory_update(memory: Tensor, from_memory: Tensor, attention: Tensor, from_contexts: Tensor) -> Tensor:
+    """(c, Q, d): one query of one item at a time; what is one for all items is so in the first place."""
+    width, items = memory.shape[2], []
+    for c in range(len(attention)):
+        rows = []
+        for q in range(attention.shape[2]):
+            old, x = memory[min(c, len(memory) - 1), q], from_memory[min(c, len(from_memory) - 1), q]
+            for k in range(attention.shape[1]):
+                x = x + attention[c, k, q] * from_contexts[c, k]
+            gate = 1 / (1 + torch.exp(-x[:width]))
+            rows.append(gate * old + (1 - gate) * torch.tanh(x[width:]))
+        items.append(torch.stack(rows))
+    return torch.stack(items)
+
+
 def caption_rows(lengths: list[int]) -> list[list[int]]:
     """Rows of each caption's nodes: its global node, then its words, which come after all global nodes."""
     rows, start = [], len(lengths)

@@ -123,6 +123,7 @@ def _value_and_gradients(
 def _functions(device: str, n: int, r: int, d: int, s: int, lengths: list[int]) -> dict[str, Any]:
     """Inputs, kernel and plain twin by name."""
     from sremkit.kernels import (
+        memory_update,
         node_asking,
         node_linear,
         node_projection,
@@ -147,6 +148,16 @@ def _functions(device: str, n: int, r: int, d: int, s: int, lengths: list[int]) 
             [random(n, r, num_words, scale=0.3), regions @ regions.transpose(1, 2)],
             lambda x, gram: region_attention.region_attention(x, gram, mask, packing, scale=9.0),
             lambda x, gram: region_attention.plain_region_attention(x, gram, mask, packing, scale=9.0),
+        ),
+        "memory_update": (
+            [
+                random(n, num_words, d),
+                random(n, num_words, 2 * d),
+                random(n, r, num_words).softmax(dim=1),
+                random(n, r, 2 * d),
+            ],
+            memory_update.memory_update,
+            memory_update.plain_memory_update,
         ),
         "node_projection": (
             [

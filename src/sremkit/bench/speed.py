@@ -165,7 +165,7 @@ def _jobs(
     """The yardstick first, then what matters most; what compiles for long comes last."""
     for way in sorted(bench.args.ways, key=lambda way: way != "loop"):
         for name in bench.args.backbones:
-            if (way in ("fused", "recorded") and name not in FUSED) or (way == "loop" and name not in LOOPS):
+            if (way == "fused" and name not in FUSED) or (way == "loop" and name not in LOOPS):
                 continue  # no kernel serves it, or nobody loops
             if way == "recorded" and not (bench.device.type == "cuda" and BACKBONES[name].recordable):
                 continue  # only CUDA devices replay, and only what never waits for them

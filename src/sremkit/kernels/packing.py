@@ -39,8 +39,9 @@ class Packing(NamedTuple):
 
     @property
     def text_of_word(self) -> Tensor:
-        """(W,) int64: the caption of each word."""
-        return self.places // self.mask.shape[1]
+        """(W,) int64: the caption of each word; m for rows that belong to none."""
+        rows = torch.arange(self.num_words, device=self.starts.device)
+        return torch.searchsorted(self.starts[1:].long(), rows, right=True)
 
     def node_mask(self) -> Tensor:
         """(m, 1 + longest) bool: the nodes of each caption, the global one first."""
@@ -57,7 +58,7 @@ class Packing(NamedTuple):
 
 
 def pack(mask: Tensor, *, most: int | None = None) -> Packing:
-    """The packing of captions whose words are where `mask` (m, w) is True, at the front of each row.
+    """The packing of captions whose words are where `mask` (m, w) is True.
 
     Args:
         most: how many words there are at most. With it nothing waits for the device, and there are so many
@@ -68,10 +69,8 @@ def pack(mask: Tensor, *, most: int | None = None) -> Packing:
     if most is None:
         return Packing(starts, mask, mask.flatten().nonzero().squeeze(1), int(counts.max()))
     width = mask.shape[1]
-    columns = torch.arange(width, device=mask.device)
-    rows = torch.where(
-        mask, starts[:-1, None] + columns, most
-    ).flatten()  # absent words: a row that is cut off
+    nth = mask.cumsum(dim=1) - 1
+    rows = torch.where(mask, starts[:-1, None] + nth, most).flatten()  # absent words: a row that is cut off
     places = torch.zeros(most + 1, dtype=torch.int64, device=mask.device)
     places.scatter_(0, rows, torch.arange(mask.numel(), device=mask.device))
     return Packing(starts, mask, places[:most], width)
@@ -90,6 +89,14 @@ def packed(values: Tensor, packing: Packing) -> Tensor:
     whole, words = values[:, :, 0], values[:, :, 1:].flatten(1, 2)
     present = packing.node_mask()[:, 1:].flatten().nonzero().squeeze(1)
     return torch.cat([whole, words.index_select(1, present)], dim=1)
+
+
+def by_caption(of_words: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
+    """Numbers of packed words (c, W) as (c, m, longest), and which of them belong to a caption, (m, longest)."""
+    columns = torch.arange(packing.longest, device=of_words.device)
+    rows = (packing.starts[:-1].long().unsqueeze(1) + columns).clamp_max(of_words.shape[1] - 1)
+    values = of_words.index_select(1, rows.flatten()).unflatten(1, rows.shape)
+    return values, columns < packing.starts.diff().unsqueeze(1)
 
 
 def aligned(words: Tensor) -> Tensor:

@@ -50,10 +50,13 @@ def plain_region_attention(
 ) -> Tensor:
     """The same in plain PyTorch."""
     added = affinity.shape[2] - packing.num_words
-    affinity = affinity[:, :, : packing.num_words]
+    text = packing.text_of_word
+    of_nobody = text == packing.num_texts
+    affinity = affinity[:, :, : packing.num_words].masked_fill(of_nobody, 0.0)
     affinity = affinity.float() if affinity.element_size() < 4 else affinity
-    clipped, text = F.leaky_relu(affinity, 0.1), packing.text_of_word
-    square = clipped.new_zeros(*clipped.shape[:2], packing.num_texts).index_add(2, text, clipped.square())
+    clipped = F.leaky_relu(affinity, 0.1)
+    square = clipped.new_zeros(*clipped.shape[:2], packing.num_texts + 1)
+    square = square.index_add(2, text, clipped.square())
     norm = square.clamp_min(EPSILON**4).sqrt() + EPSILON  # (n, r, m)
     present = region_mask.unsqueeze(2)
     scores = (scale * clipped / norm.index_select(2, text)).masked_fill(
@@ -61,7 +64,7 @@ def plain_region_attention(
     )
     attention = scores.softmax(dim=1).masked_fill(~present, 0.0)
     length = (attention * (gram @ attention)).sum(dim=1, keepdim=True).clamp_min(EPSILON**2).sqrt()
-    return F.pad(attention / (length + EPSILON), (0, added))
+    return F.pad((attention / (length + EPSILON)).masked_fill(of_nobody, 0.0), (0, added))
 
 
 @jit

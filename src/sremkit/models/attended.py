@@ -1,7 +1,9 @@
-"""Attention, and the cosine of each query with what it attends to: by a kernel where one serves, else plain.
+"""Queries of one modality that look at the other: attention, and each query's cosine with what it attends to.
 
-The kernel gives the attention divided by the attended vector's length, a / ‖c‖. For queries of unit length the
-cosine is the sum over contexts of that times the affinity, and a itself is what adds up to 1.
+Queries stand one after the other, (Q, d). Without kernels every item has as many, the absent ones included. By kernels
+they are packed, the absent ones left out, and the attention comes divided by the attended vector's length, a / ‖c‖: for
+queries of unit length the cosine is the sum over contexts of that times the affinity, and a itself is what adds up
+to 1.
 """
 
 from __future__ import annotations
@@ -12,57 +14,88 @@ import torch
 from torch import Tensor
 
 from sremkit import kernels
-from sremkit.kernels.packing import Packing, pack
+from sremkit.kernels.packing import Packing, aligned, by_caption, pack
 from sremkit.models.attention import attend, attended_cosines
+from sremkit.models.matcher import Encoded
 from sremkit.models.similarity import full_precision, without_autocast
+
+
+class Queries(NamedTuple):
+    """The queries of all items."""
+
+    rows: Tensor  # (Q, d), of unit length where they are present
+    mask: Tensor  # (q, l) which of an item's queries are present
+    packing: Packing | None  # where the rows lie; without one Q = q · l
+
+    def by_item(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Numbers (c, Q) of all queries as (c, q, l), and which of these are those of a query, (q, l)."""
+        if self.packing is None:
+            return values.unflatten(1, self.mask.shape), self.mask
+        return by_caption(values, self.packing)
+
+
+def kernels_serve(queries: Encoded, contexts: Encoded) -> bool:
+    """Whether the kernels are switched on and hold such sizes."""
+    local, mask = queries.parts()
+    if not kernels.uses_triton(full_precision(local)):
+        return False
+    num_contexts = contexts.parts()[1].shape[1]
+    return kernels.fits(torch.float32, num_regions=num_contexts, num_nodes=mask.shape[1], sim_dim=1)
+
+
+def all_queries(items: Encoded) -> Queries:
+    """In full precision, absent ones included."""
+    local, mask = items.parts()
+    return Queries(full_precision(local).flatten(0, 1), mask, None)
+
+
+def packed_queries(items: Encoded) -> Queries:
+    """In full precision, for the kernels.
+
+    Where the host knows how many there are at most, nothing waits for the device.
+    """
+    local, mask = items.parts()
+    packing = pack(mask, most=items.most_parts)
+    return Queries(
+        aligned(full_precision(local).flatten(0, 1).index_select(0, packing.places)), mask, packing
+    )
 
 
 class Attended(NamedTuple):
     """What queries found."""
 
-    attention: Tensor  # (c, k, q, l), adds up to 1 over the contexts k
-    cosines: Tensor  # (c, q, l)
+    attention: Tensor  # (c, k, Q), adds up to 1 over the contexts k
+    cosines: Tensor  # (c, Q)
 
 
 def attend_and_compare(
     affinity: Tensor,
     compared: Tensor,
-    queries: Tensor,
+    queries: Queries,
     gram: Tensor,
     *,
-    query_mask: Tensor,
     context_mask: Tensor,
     scale: float,
 ) -> Attended:
-    """All queries of all items with the contexts of all other items.
+    """All queries with the contexts of all items of the other modality.
 
     Args:
-        affinity: (c, k, q, l) products that attention follows from.
-        compared: (c, k, q, l) products of contexts with the queries to be compared.
-        queries: (q, l, d) those queries, of unit length where they are present.
+        affinity: (c, k, Q) products that attention follows from.
+        compared: (c, k, Q) products of contexts with the queries themselves.
         gram: (c, k, k) products of contexts with each other.
-        query_mask: (q, l)
         context_mask: (c, k)
         scale: how sharp the attention is.
     """
-    with without_autocast(queries):
-        packing = _packing(affinity, context_mask) if kernels.uses_triton(full_precision(affinity)) else None
-        if packing is None:
-            attention = attend(affinity, query_mask, context_mask, scale=scale)
-            return Attended(attention, attended_cosines(compared, attention, queries, gram))
+    with without_autocast(compared):
+        if queries.packing is None:
+            shape = queries.mask.shape
+            attention = attend(affinity.unflatten(2, shape), queries.mask, context_mask, scale=scale).flatten(
+                2
+            )
+            return Attended(attention, attended_cosines(compared, attention, queries.rows, gram))
         from sremkit.kernels.region_attention import region_attention  # imports Triton
 
-        present = full_precision(affinity).masked_fill(~query_mask, 0.0).flatten(2)
-        scaled = region_attention(present, gram, context_mask, packing, scale=scale).view_as(affinity)
+        scaled = region_attention(affinity, gram, context_mask, queries.packing, scale=scale)
         cosines = (scaled * compared).sum(dim=1)
         # A context without length is attended to with a sum of 0 over it, which must not be divided by.
         return Attended(scaled / scaled.sum(dim=1, keepdim=True).clamp_min(1e-12), cosines)
-
-
-def _packing(affinity: Tensor, context_mask: Tensor) -> Packing | None:
-    """All queries one after the other, absent ones included; None where the kernels do not hold such sizes."""
-    num_items, length = affinity.shape[2:]
-    if not kernels.fits(torch.float32, num_regions=affinity.shape[1], num_nodes=length, sim_dim=1):
-        return None
-    everybody = torch.ones(num_items, length, dtype=torch.bool, device=context_mask.device)
-    return pack(everybody, most=everybody.numel())

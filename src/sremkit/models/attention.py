@@ -20,9 +20,8 @@ from sremkit.models.similarity import EPSILON, full_precision, unit, without_aut
 
 
 def affinities(queries: Tensor, contexts: Tensor) -> Tensor:
-    """Dot products of all queries (q, l, d) with all contexts (c, k, d): (c, k, q, l)."""
-    product = contexts.flatten(0, 1) @ queries.flatten(0, 1).T
-    return product.unflatten(1, queries.shape[:2]).unflatten(0, contexts.shape[:2])
+    """Dot products of all queries (Q, d) with all contexts (c, k, d): (c, k, Q)."""
+    return (contexts.flatten(0, 1) @ queries.T).unflatten(0, contexts.shape[:2])
 
 
 def attend(affinity: Tensor, query_mask: Tensor, context_mask: Tensor, *, scale: float) -> Tensor:
@@ -46,16 +45,17 @@ def gram_matrix(contexts: Tensor) -> Tensor:
 
 
 def attended_cosines(affinity: Tensor, attention: Tensor, queries: Tensor, gram: Tensor) -> Tensor:
-    """Cosine of each query with the vector it attends to, without making that vector: (c, q, l).
+    """Cosine of each query with the vector it attends to, without making that vector: (c, Q).
 
     Args:
-        affinity: (c, k, q, l) products of the queries *to be compared*, which need not be the ones that
+        affinity: (c, k, Q) products of the queries *to be compared*, which need not be the ones that
             attention came from.
-        queries: (q, l, d), the ones to be compared.
+        attention: (c, k, Q)
+        queries: (Q, d), the ones to be compared.
         gram: (c, k, k) of the contexts.
     """
-    product = (attention * affinity).sum(dim=1)  # (c, q, l)
-    square = queries.square().sum(dim=-1) * _attended_square(attention.flatten(2), gram).view_as(product)
+    product = (attention * affinity).sum(dim=1)
+    square = queries.square().sum(dim=-1) * _attended_square(attention, gram)
     # Rounding may take a square just below zero; the floor also keeps the root's gradient finite.
     return product / square.clamp_min(EPSILON**2).sqrt()
 

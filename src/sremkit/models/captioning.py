@@ -14,6 +14,8 @@ from sremkit.models.dropout import Dropout
 from sremkit.models.gru import run_gru
 from sremkit.models.similarity import full_precision, without_autocast
 
+_NOBODY_ASKS = -100  # in the place of a word
+
 
 class Captioner(nn.Module):
     """Writes captions from region vectors.
@@ -56,9 +58,11 @@ class Captioner(nn.Module):
         words, word_mask = words[:, : self.max_words], word_mask[:, : self.max_words]
         with without_autocast(regions):
             hidden = self._write(full_precision(regions), region_mask, words[:, :-1])  # (b, w - 1, h)
-            asked = word_mask[:, 1:]
-            scores = self.output(hidden[asked])  # (words asked for, vocab)
-            return F.cross_entropy(scores, words[:, 1:][asked], reduction="sum") / len(words)
+            # Absent words too, and then not counted: for the number of present ones the host would have to wait.
+            right = words[:, 1:].masked_fill(~word_mask[:, 1:], _NOBODY_ASKS)
+            scores = self.output(hidden).flatten(0, 1)  # (b · (w - 1), vocab)
+            total = F.cross_entropy(scores, right.flatten(), reduction="sum", ignore_index=_NOBODY_ASKS)
+            return total / len(words)
 
     def _write(self, regions: Tensor, region_mask: Tensor, given: Tensor) -> Tensor:
         """Hidden states after each given word: (b, w - 1, h)."""

@@ -7,6 +7,7 @@ processor a chunk that stays in the cache is also the faster one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -33,8 +34,7 @@ def length_chunks(texts: Encoded, *, floats_per_word: int, least_filled: float =
         floats_per_word: how many numbers the comparison makes for one word position, all images together.
         least_filled: a text shorter than this share of a chunk's longest begins a chunk of its own.
     """
-    local, _ = texts.parts()
-    budget = CPU_CHUNK if local.device.type == "cpu" else GPU_CHUNK
+    budget = _budget(texts.parts()[0])
     order = texts.lengths.argsort(descending=True, stable=True)
     lengths = texts.lengths[order].clamp_min(1).tolist()
     start = 0
@@ -49,3 +49,18 @@ def length_chunks(texts: Encoded, *, floats_per_word: int, least_filled: float =
 def in_first_order(parts: list[Tensor], columns: list[Tensor]) -> Tensor:
     """Join the chunks' results (n, k, ...) along the texts, each text back in its place."""
     return torch.cat(parts, dim=1).index_select(1, torch.cat(columns).argsort())
+
+
+def item_slices(items: Tensor, *, floats_per_item: int) -> list[slice]:
+    """Some items at a time, in nearly equal parts.
+
+    Args:
+        floats_per_item: how many numbers the comparison makes for one of them.
+    """
+    most = max(1, _budget(items) // max(1, floats_per_item))
+    size = math.ceil(len(items) / math.ceil(len(items) / most))
+    return [slice(start, start + size) for start in range(0, len(items), size)]
+
+
+def _budget(on_device: Tensor) -> int:
+    return CPU_CHUNK if on_device.device.type == "cpu" else GPU_CHUNK

@@ -33,7 +33,8 @@ class RegionEncoder(nn.Module):
     def forward(self, batch: Batch) -> Encoded:
         images, mask = regions_of(batch)
         regions = unit(self.project(images))  # (b, r, d)
-        return Encoded(local=regions.masked_fill(~mask.unsqueeze(-1), 0.0), mask=mask)
+        present = regions.masked_fill(~mask.unsqueeze(-1), 0.0)
+        return Encoded(local=present, mask=mask, most_parts=mask.numel())
 
 
 class WordEncoder(nn.Module):

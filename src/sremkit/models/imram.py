@@ -17,11 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from sremkit import kernels
 from sremkit.data.batch import Batch
+from sremkit.kernels.memory_update import memory_update, plain_memory_update
 from sremkit.models import BACKBONES
-from sremkit.models.attended import attend_and_compare
+from sremkit.models.attended import Queries, all_queries, attend_and_compare, kernels_serve, packed_queries
 from sremkit.models.attention import affinities, gram_matrix
-from sremkit.models.chunks import in_first_order, length_chunks
+from sremkit.models.chunks import in_first_order, item_slices, length_chunks
 from sremkit.models.encoders import RegionEncoder, WordEncoder, check_positive
 from sremkit.models.masking import masked_mean
 from sremkit.models.matcher import Encoded, Matcher
@@ -30,8 +32,20 @@ from sremkit.models.similarity import LearnedLogit, full_precision, unit, withou
 Direction = Literal["text", "image", "full"]
 
 
+class Layers(NamedTuple):
+    """Both layers of a memory: W_q (2d, d) for the memory, W_c (2d, d) for contexts, and b (2d,)."""
+
+    of_memory: Tensor
+    of_contexts: Tensor
+    bias: Tensor
+
+
 class Memory(nn.Module):
-    """How a query changes by what it attended to."""
+    """How a query changes by what it attended to.
+
+    W [q; c] = W_q q + W_c c, and W_c c is the attention over W_c v: so contexts are multiplied once, and not every
+    attended vector of every pair.
+    """
 
     def __init__(self, embed_size: int, *, unit_memory: bool) -> None:
         super().__init__()
@@ -39,43 +53,57 @@ class Memory(nn.Module):
         self.output = nn.Linear(2 * embed_size, embed_size)
         self.unit_memory = unit_memory
 
-    def from_memory(self, memory: Tensor) -> Tensor:
-        """W_q q + b of both layers: (..., 2d)."""
-        weight = torch.cat([self.gate.weight, self.output.weight])[:, : memory.shape[-1]]
-        return F.linear(memory, weight, torch.cat([self.gate.bias, self.output.bias]))
-
-    def from_contexts(self, contexts: Tensor) -> Tensor:
-        """W_c v of both layers: (..., 2d)."""
-        weight = torch.cat([self.gate.weight, self.output.weight])[:, contexts.shape[-1] :]
-        return F.linear(contexts, weight)
+    def layers(self) -> Layers:
+        """In the number format of products, once for all who use them."""
+        dtype = kernels.compute_dtype(self.gate.weight)
+        weight, bias = (
+            torch.cat([getattr(layer, name) for layer in (self.gate, self.output)]).to(dtype)
+            for name in ("weight", "bias")
+        )
+        of_memory, of_contexts = weight.chunk(2, dim=1)
+        return Layers(of_memory, of_contexts, bias)
 
     def forward(
-        self, memory: Tensor, from_memory: Tensor, attention: Tensor, from_contexts: Tensor
+        self,
+        memory: Tensor,
+        from_memory: Tensor,
+        attention: Tensor,
+        from_contexts: Tensor,
+        *,
+        by_kernels: bool,
     ) -> Tensor:
-        """The next memory (c, queries, d).
-
-        W [q; c] = W_q q + W_c c, and W_c c is the attention over W_c v: so contexts are multiplied once, and not
-        every attended vector of every pair.
+        """The next memory (c, Q, d).
 
         Args:
-            memory: (c, queries, d), or (1, queries, d) while it is still the same for all items.
-            attention: (c, k, queries)
+            memory: (c, Q, d), or (1, Q, d) while it is still the same for all items.
+            from_memory: (c, Q, 2d) or (1, Q, 2d): W_q q + b
+            attention: (c, k, Q)
+            from_contexts: (c, k, 2d): W_c v
         """
-        mixed = torch.baddbmm(from_memory, attention.transpose(1, 2).to(from_contexts.dtype), from_contexts)
-        gate, output = mixed.chunk(2, dim=-1)
-        gate, output = torch.sigmoid(gate), torch.tanh(output)
-        updated = gate * memory + (1 - gate) * output
+        update = memory_update if by_kernels else plain_memory_update
+        updated = update(memory, from_memory, attention, from_contexts)
         return unit(updated) if self.unit_memory else updated
 
 
-class Side(NamedTuple):
-    """One modality, ready to ask and to be asked; what a direction does not need is None."""
+class Asking(NamedTuple):
+    """All that depends on those who ask alone; without layers they do not remember."""
 
-    local: Tensor  # (n, l, d)
-    mask: Tensor  # (n, l)
-    gram: Tensor | None  # (n, l, l), to be asked
-    as_contexts: Tensor | None  # (n, l, 2d), to be asked by those who remember
-    as_queries: Tensor | None  # (1, n·l, 2d), to ask and remember
+    queries: Queries
+    layers: Layers | None
+    from_memory: Tensor | None  # (1, Q, 2d): W_q q + b of the first queries
+
+
+class Asked(NamedTuple):
+    """All that depends on those who are asked alone."""
+
+    local: Tensor  # (c, k, d)
+    mask: Tensor  # (c, k)
+    gram: Tensor  # (c, k, k)
+    from_contexts: Tensor | None  # (c, k, 2d): W_c v, if those who ask remember
+
+    def some(self, items: slice) -> Asked:
+        from_contexts = None if self.from_contexts is None else self.from_contexts[items]
+        return Asked(self.local[items], self.mask[items], self.gram[items], from_contexts)
 
 
 @BACKBONES.register("imram")
@@ -93,6 +121,8 @@ class IterativeMatching(Matcher):
         scale: starting slope from similarity to logit; 10 over the number of cosines added, unless given.
         neutral: similarity whose logit starts at 0; half the number of cosines added, unless given.
     """
+
+    recordable = True
 
     def __init__(
         self,
@@ -119,11 +149,11 @@ class IterativeMatching(Matcher):
         self.regions = RegionEncoder(image_dim, embed_size)
         self.words = WordEncoder(vocab_size, word_dim, embed_size)
         remembers = num_steps > 1  # after the last step nobody asks again
-        asking = {"text": ("text",), "image": ("image",), "full": ("text", "image")}[direction]
+        self.sides: tuple[str, ...] = ("text", "image") if direction == "full" else (direction,)
         self.memories = nn.ModuleDict(
-            {side: Memory(embed_size, unit_memory=unit_memory) for side in asking if remembers}
+            {side: Memory(embed_size, unit_memory=unit_memory) for side in self.sides if remembers}
         )
-        added = num_steps * len(asking)
+        added = num_steps * len(self.sides)
         self.to_logit = LearnedLogit(
             scale=10.0 / added if scale is None else scale,
             neutral=0.5 * added if neutral is None else neutral,
@@ -137,76 +167,95 @@ class IterativeMatching(Matcher):
 
     def floats_per_pair(self, images: Encoded, texts: Encoded) -> int:
         (_, r, d), w = images.parts()[0].shape, texts.parts()[1].shape[1]
-        num_queries = {"text": w, "image": r, "full": max(r, w)}[self.direction]
-        return 8 * r * w + 8 * d * num_queries
+        num_queries = max({"text": w, "image": r}[side] for side in self.sides)
+        # By kernels memories exist only of some items at a time, whatever the number of pairs.
+        remembered = 0 if kernels.uses_triton(next(self.parameters())) else 8 * d * num_queries
+        return 8 * r * w + remembered
 
     def compare(self, images: Encoded, texts: Encoded) -> Tensor:
+        similarities = [self.similarity(side, images, texts) for side in self.sides]
+        return self.to_logit(torch.stack(similarities).sum(dim=0))
+
+    def similarity(self, side: str, images: Encoded, texts: Encoded) -> Tensor:
+        """What this side finds when it asks, for every image with every text: (n, m)."""
+        if kernels_serve(*((texts, images) if side == "text" else (images, texts))):
+            return self.packed_similarity(side, images, texts)
         images = images.trimmed()
-        regions = self.prepared("image", images)  # once for all texts
-        n, r, d = regions.local.shape
+        n, r, d = images.parts()[0].shape
         # Words ask: a memory for each word and image. Regions ask: one for each region and text, whatever
         # the text's length; counted as if a text had eight words.
-        per_word = 4 * n * d if self.direction == "text" else 4 * n * r * d // 8
+        per_word = 4 * n * d if side == "text" else 4 * n * r * d // 8
+        # Once for all texts.
+        asked = self.asked(side, images) if side == "text" else None
+        asking = self.asking(side, all_queries(images)) if side == "image" else None
         parts, columns = [], []
         for chunk in length_chunks(texts, floats_per_word=per_word):
-            words = self.prepared("text", chunk.texts)
-            if self.recompute and torch.is_grad_enabled():
-                similarity = checkpoint(
-                    self.similarity, regions, words, use_reentrant=False, preserve_rng_state=False
-                )
-            else:
-                similarity = self.similarity(regions, words)
-            parts.append(similarity)
+            found = self.ask(
+                side,
+                asking or self.asking(side, all_queries(chunk.texts)),
+                asked or self.asked(side, chunk.texts),
+            )
+            parts.append(found if side == "text" else found.T)
             columns.append(chunk.columns)
-        return self.to_logit(in_first_order(parts, columns))
+        return in_first_order(parts, columns)
 
-    def prepared(self, modality: str, items: Encoded) -> Side:
-        """All that depends on one modality alone."""
+    def packed_similarity(self, side: str, images: Encoded, texts: Encoded) -> Tensor:
+        """The same by kernels. Queries are not padded, so those who are asked come in any order, some at a time."""
+        asking = self.asking(side, packed_queries(texts if side == "text" else images))
+        asked = self.asked(side, images if side == "text" else texts)
+        rows = asking.queries.rows
+        # The sums of both layers, and the memory before and after: numbers of half the width count half.
+        some = item_slices(asked.local, floats_per_item=rows.numel() * kernels.compute_dtype(rows).itemsize)
+        found = torch.cat([self.ask(side, asking, asked.some(items)) for items in some])
+        return found if side == "text" else found.T
+
+    def asking(self, side: str, queries: Queries) -> Asking:
+        if side not in self.memories:
+            return Asking(queries, None, None)
+        layers = self.memory_of(side).layers()
+        return Asking(queries, layers, F.linear(queries.rows.unsqueeze(0), layers.of_memory, layers.bias))
+
+    def asked(self, side: str, items: Encoded) -> Asked:
+        """Items of the other modality, asked by this side."""
         local, mask = items.parts()
         local = full_precision(local)
-        other = "image" if modality == "text" else "text"
-        asked = self.direction in (other, "full")
-        as_contexts = as_queries = None
-        if other in self.memories:
-            as_contexts = self.memory_of(other).from_contexts(local)
-        if modality in self.memories:
-            as_queries = self.memory_of(modality).from_memory(local.flatten(0, 1).unsqueeze(0))
-        return Side(local, mask, gram_matrix(local) if asked else None, as_contexts, as_queries)
+        from_contexts = None
+        if side in self.memories:
+            from_contexts = F.linear(local, self.memory_of(side).layers().of_contexts)
+        return Asked(local, mask, gram_matrix(local), from_contexts)
 
-    def memory_of(self, modality: str) -> Memory:
-        return cast(Memory, self.memories[modality])
+    def memory_of(self, side: str) -> Memory:
+        return cast(Memory, self.memories[side])
 
-    def similarity(self, regions: Side, words: Side) -> Tensor:
-        """S of every image with every text: (n, m)."""
-        if self.direction == "text":
-            return self.ask("text", words, regions)
-        if self.direction == "image":
-            return self.ask("image", regions, words).T
-        return self.ask("text", words, regions) + self.ask("image", regions, words).T
-
-    def ask(self, modality: str, queries: Side, contexts: Side) -> Tensor:
+    def ask(self, side: str, asking: Asking, asked: Asked) -> Tensor:
         """Sum over the steps of the mean cosine of queries and what they attend to: (c, q)."""
-        assert contexts.gram is not None
-        with without_autocast(queries.local):
-            first_affinity = affinities(queries.local, contexts.local)  # (c, k, q, l)
-        total = contexts.local.new_zeros(len(contexts.local), len(queries.local))
-        memory, affinity = queries.local.flatten(0, 1).unsqueeze(0), first_affinity
+        if self.recompute and torch.is_grad_enabled():
+            return checkpoint(self._ask, side, asking, asked, use_reentrant=False, preserve_rng_state=False)
+        return self._ask(side, asking, asked)
+
+    def _ask(self, side: str, asking: Asking, asked: Asked) -> Tensor:
+        queries, layers = asking.queries, asking.layers
+        with without_autocast(queries.rows):
+            compared = affinities(queries.rows, asked.local)  # (c, k, Q)
+        means: list[Tensor] = []
+        memory, affinity = queries.rows.unsqueeze(0), compared
         for step in range(self.num_steps):
             attention, cosines = attend_and_compare(
-                affinity,
-                first_affinity,
-                queries.local,
-                contexts.gram,
-                query_mask=queries.mask,
-                context_mask=contexts.mask,
-                scale=self.attention_scale,
+                affinity, compared, queries, asked.gram, context_mask=asked.mask, scale=self.attention_scale
             )
-            total = total + masked_mean(cosines, queries.mask, dim=-1)
-            if step + 1 < self.num_steps:
-                update = self.memory_of(modality)
-                from_memory = queries.as_queries if step == 0 else update.from_memory(memory)
-                memory = update(
-                    memory, from_memory, attention.flatten(2), contexts.as_contexts
-                )  # (c, q·l, d)
-                affinity = (contexts.local @ memory.transpose(1, 2)).view_as(first_affinity)
-        return total
+            means.append(masked_mean(*queries.by_item(cosines), dim=-1))
+            if step + 1 == self.num_steps:
+                break
+            assert layers is not None
+            assert asking.from_memory is not None
+            assert asked.from_contexts is not None
+            memory = self.memory_of(side)(
+                memory,
+                asking.from_memory if step == 0 else F.linear(memory, layers.of_memory, layers.bias),
+                attention,
+                asked.from_contexts,
+                by_kernels=queries.packing is not None,
+            )  # (c, Q, d)
+            # This way round the gradient by the memory, the larger of the two, lies as the memory does.
+            affinity = (memory @ asked.local.transpose(1, 2)).transpose(1, 2)
+        return torch.stack(means).sum(dim=0)

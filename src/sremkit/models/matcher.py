@@ -35,7 +35,10 @@ class Encoded:
         return next(len(t) for t in self._tensors().values())
 
     def __getitem__(self, items: slice | Tensor) -> Encoded:
-        return replace(self, **{name: t[items] for name, t in self._tensors().items()})
+        taken = replace(self, **{name: t[items] for name, t in self._tensors().items()})
+        if taken.most_parts is None or taken.mask is None:
+            return taken
+        return replace(taken, most_parts=min(taken.most_parts, taken.mask.numel()))
 
     def to(self, device: torch.device | str) -> Encoded:
         return replace(self, **{name: t.to(device) for name, t in self._tensors().items()})

@@ -43,13 +43,14 @@ class GeneralizedPooling(nn.Module):
 
     def weights(self, lengths: Tensor, width: int, *, dtype: torch.dtype) -> Tensor:
         """Weight of each rank for items of these lengths: (b, width), rows sum to 1."""
-        distinct, which = lengths.unique(return_inverse=True)
+        # Of every length that there can be: for those that there are the host would have to wait.
+        possible = torch.arange(width + 1, device=lengths.device)
         codes = position_codes(width, self.position_dim, device=lengths.device, dtype=dtype)
-        codes = codes.expand(len(distinct), -1, -1)  # (distinct, width, position_dim)
-        present = torch.arange(width, device=lengths.device) < distinct.unsqueeze(1)
+        codes = codes.expand(len(possible), -1, -1)  # (width + 1, width, position_dim)
+        present = possible[:-1] < possible.unsqueeze(1)
         hidden, _ = run_gru(self.gru, codes, present)
         scores = full_precision(self.score(hidden)).squeeze(-1) / self.temperature
-        return masked_softmax(scores, present, dim=1)[which]
+        return masked_softmax(scores, present, dim=1).index_select(0, lengths)
 
 
 def position_codes(length: int, dim: int, *, device: torch.device, dtype: torch.dtype) -> Tensor:

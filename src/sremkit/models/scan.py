@@ -4,9 +4,7 @@
 
 aggregated by LogSumExp, (1/λ) log sum_l exp(λ r_l), or by the mean. Here the logit is scale · S + bias.
 
-Where words attend and the kernels are switched on, the attention comes packed and divided by the attended
-vector's length, a / ‖c‖; words being unit vectors, the cosine is the sum over regions of that times s. Where regions
-attend, the same kernel serves, unpacked (attended.py).
+By kernels all texts are compared at once, without padding; else in chunks of texts of like length (attended.py).
 
 Reference: Lee et al., "Stacked Cross Attention for Image-Text Matching", ECCV 2018.
 """
@@ -19,11 +17,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sremkit import kernels
 from sremkit.data.batch import Batch
-from sremkit.kernels.packing import Packing, aligned, pack
 from sremkit.models import BACKBONES
-from sremkit.models.attended import attend_and_compare
+from sremkit.models.attended import all_queries, attend_and_compare, kernels_serve, packed_queries
 from sremkit.models.attention import affinities, gram_matrix
 from sremkit.models.chunks import in_first_order, length_chunks
 from sremkit.models.encoders import RegionEncoder, WordEncoder, check_positive
@@ -36,6 +32,8 @@ Aggregation = Literal["logsumexp", "mean"]
 
 class Scan(Matcher):
     """What both directions share: the encoders, the aggregation and the learned logit."""
+
+    recordable = True
 
     def __init__(
         self,
@@ -71,17 +69,34 @@ class Scan(Matcher):
         return 6 * images.parts()[1].shape[1] * texts.parts()[1].shape[1]
 
     def compare(self, images: Encoded, texts: Encoded) -> Tensor:
+        if kernels_serve(*self.roles(images, texts)):
+            return self.to_logit(self.similarity(images, texts, by_kernels=True))
         images = images.trimmed()
         num_regions = images.parts()[1].numel()
         parts, columns = [], []
         for chunk in length_chunks(texts, floats_per_word=4 * num_regions):
-            parts.append(self.similarity(images, chunk.texts))
+            parts.append(self.similarity(images, chunk.texts, by_kernels=False))
             columns.append(chunk.columns)
         return self.to_logit(in_first_order(parts, columns))
 
-    def similarity(self, images: Encoded, texts: Encoded) -> Tensor:
-        """S of every image with every text: (n, m)."""
+    def roles(self, images: Encoded, texts: Encoded) -> tuple[Encoded, Encoded]:
+        """Who asks, and whose parts are looked at."""
         raise NotImplementedError
+
+    def similarity(self, images: Encoded, texts: Encoded, *, by_kernels: bool) -> Tensor:
+        """S of every image with every text: (n, m), in full precision throughout."""
+        asking, asked = self.roles(images, texts)
+        contexts, context_mask = asked.parts()
+        with without_autocast(contexts):
+            queries = packed_queries(asking) if by_kernels else all_queries(asking)
+            contexts = full_precision(contexts)
+            affinity = affinities(queries.rows, contexts)  # (c, k, Q)
+            gram = gram_matrix(contexts)
+            found = attend_and_compare(
+                affinity, affinity, queries, gram, context_mask=context_mask, scale=self.attention_scale
+            )
+            similarity = self.aggregate(*queries.by_item(found.cosines))  # (c, q)
+        return similarity.T if asked is texts else similarity
 
     def aggregate(self, cosines: Tensor, mask: Tensor) -> Tensor:
         """One similarity from the cosines (..., l) of the present queries."""
@@ -102,8 +117,6 @@ class ScanTextToImage(Scan):
         neutral: similarity whose logit starts at 0. LogSumExp over some 14 words lies log(14)/6 = 0.44
             above a typical cosine.
     """
-
-    recordable = True
 
     def __init__(
         self,
@@ -132,34 +145,8 @@ class ScanTextToImage(Scan):
             neutral=neutral,
         )
 
-    def compare(self, images: Encoded, texts: Encoded) -> Tensor:
-        with without_autocast(images.parts()[0]):
-            packed = self.packed_similarity(images, texts)
-        return super().compare(images, texts) if packed is None else self.to_logit(packed)
-
-    def packed_similarity(self, images: Encoded, texts: Encoded) -> Tensor | None:
-        """S (n, m) by kernels, or None where the kernels are switched off or do not hold such sizes."""
-        (regions, region_mask), (words, word_mask) = images.parts(), texts.parts()
-        regions, words = full_precision(regions), full_precision(words)
-        if not kernels.uses_triton(regions):
-            return None
-        packing = pack(word_mask, most=texts.most_parts)
-        sizes = {"num_regions": regions.shape[1], "num_nodes": packing.longest}
-        if not kernels.fits(regions.dtype, **sizes, sim_dim=1):
-            return None
-        from sremkit.kernels.region_attention import region_attention  # imports Triton
-
-        words = aligned(words.flatten(0, 1).index_select(0, packing.places))  # (W, d), and some more rows
-        affinity = (regions.flatten(0, 1) @ words.T).unflatten(0, regions.shape[:2])  # (n, r, W)
-        attention = region_attention(
-            affinity, gram_matrix(regions), region_mask, packing, scale=self.attention_scale
-        )
-        cosines = (attention * affinity).sum(dim=1)  # (n, W)
-        return self.aggregate(by_caption(cosines, packing), word_mask)
-
-    def similarity(self, images: Encoded, texts: Encoded) -> Tensor:
-        cosines = attended_cosines_of(queries=texts, contexts=images, scale=self.attention_scale)  # (n, m, w)
-        return self.aggregate(cosines, texts.parts()[1])
+    def roles(self, images: Encoded, texts: Encoded) -> tuple[Encoded, Encoded]:
+        return texts, images
 
 
 @BACKBONES.register("scan-i2t")
@@ -201,26 +188,5 @@ class ScanImageToText(Scan):
             neutral=neutral,
         )
 
-    def similarity(self, images: Encoded, texts: Encoded) -> Tensor:
-        cosines = attended_cosines_of(queries=images, contexts=texts, scale=self.attention_scale)  # (m, n, r)
-        return self.aggregate(cosines, images.parts()[1]).T
-
-
-def attended_cosines_of(*, queries: Encoded, contexts: Encoded, scale: float) -> Tensor:
-    """Cosine of every query with its attended vector: (c, q, l), in full precision throughout."""
-    asked, asked_mask = queries.parts()
-    answering, answering_mask = contexts.parts()
-    with without_autocast(asked):
-        asked, answering = full_precision(asked), full_precision(answering)
-        affinity = affinities(asked, answering)  # (c, k, q, l)
-        masks = {"query_mask": asked_mask, "context_mask": answering_mask}
-        return attend_and_compare(
-            affinity, affinity, asked, gram_matrix(answering), **masks, scale=scale
-        ).cosines
-
-
-def by_caption(of_words: Tensor, packing: Packing) -> Tensor:
-    """Numbers of packed words (n, W) as (n, m, w); where a caption has no word there is that of some other."""
-    columns = torch.arange(packing.mask.shape[1], device=of_words.device)
-    rows = (packing.starts[:-1].long().unsqueeze(1) + columns).clamp_max(of_words.shape[1] - 1)  # (m, w)
-    return of_words.index_select(1, rows.flatten()).unflatten(1, rows.shape)
+    def roles(self, images: Encoded, texts: Encoded) -> tuple[Encoded, Encoded]:
+        return images, texts

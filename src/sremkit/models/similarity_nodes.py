@@ -179,7 +179,7 @@ class NodeMatcher(CompiledParts, Matcher):
     def _with_words(self, whole: Tensor, images: Encoded, gram: Tensor, texts: Encoded) -> Tensor:
         """Nodes (n, k, 1 + w, s) from the global ones (n, k, s)."""
         (regions, region_mask), (words, word_mask) = images.parts(), texts.parts()
-        affinity = affinities(words, regions)  # (n, r, k, w)
+        affinity = affinities(words.flatten(0, 1), regions).unflatten(2, word_mask.shape)  # (n, r, k, w)
         attention = attend(affinity, word_mask, region_mask, scale=self.attention_scale)
         with without_autocast(words):
             attention = unit_attention(attention, gram).flatten(2)  # (n, r, k·w)

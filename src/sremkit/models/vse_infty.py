@@ -29,6 +29,8 @@ class VseInfinity(Matcher):
         scale: starting slope from cosine to logit; `neutral` is the cosine whose logit starts at 0.
     """
 
+    recordable = True
+
     def __init__(
         self,
         *,
