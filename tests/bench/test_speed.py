@@ -171,10 +171,22 @@ def test_the_floor_is_the_slower_of_computing_and_moving() -> None:
     assert work.floor(operations_a_second=1000.0, bytes_a_second=5.0) == 2.0
 
 
-@pytest.mark.parametrize("name", BY_HAND)
-def test_what_is_counted_by_hand_is_what_pytorch_counts(name: str) -> None:
+#: Steps that compute nothing twice.
+COUNTED = {
+    **{name: (name, {"sim_dim": 32}) for name in ("saf", "sgr", "sgraf")},
+    "scan-t2i": ("scan-t2i", {}),
+    **{
+        f"imram-{side}": ("imram", {"direction": side, "recompute": False})
+        for side in ("text", "image", "full")
+    },
+    "imram-once": ("imram", {"num_steps": 1, "recompute": False}),
+}
+
+
+@pytest.mark.parametrize(("name", "options"), COUNTED.values(), ids=COUNTED)
+def test_what_is_counted_by_hand_is_what_pytorch_counts(name: str, options: dict) -> None:
+    assert {name for name, _ in COUNTED.values()} == set(BY_HAND)
     torch.manual_seed(0)
-    options = {} if name == "scan-t2i" else {"sim_dim": 32}
     matcher = build_matcher(
         name, vocab_size=8481, image_dim=96, embed_size=64, word_dim=40, **options
     ).train()

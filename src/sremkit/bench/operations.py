@@ -10,6 +10,8 @@ for every time that it is written or read. With n images, m texts, W words in al
     SAF                  4n(m + W)s for filter and sum                                      forward + 2 gradients
     SGR, a full step     4n(m + W)s² for its layers, 4ns sum of squared node counts         forward + 2 gradients
     SGR, the last step   4nms² and 4n(m + W)s: only the global nodes ask                    forward + 2 gradients
+    IMRAM, words ask     attention once a step; 4nrd² for regions and 4Wd² for words        forward + 2 gradients
+      its updates        attended 4nrWd each, and from the second on 4nWd² for the memory   forward + 2 gradients
 
 At batch 128, captions of 8 to 25 words and the published sizes the projection is most of SAF's 0.8 Tflop; SGR
 adds 0.5 in its two full steps, whose tensors of n(m + W)s numbers, 150 MB each in half
@@ -23,7 +25,7 @@ from typing import NamedTuple
 from sremkit.models import Matcher
 
 #: Backbones that are counted here.
-BY_HAND = ("saf", "sgr", "sgraf", "scan-t2i")
+BY_HAND = ("saf", "sgr", "sgraf", "scan-t2i", "imram")
 
 
 class Sizes(NamedTuple):
@@ -85,7 +87,8 @@ def _parts(matcher: Matcher, sizes: Sizes) -> list[_Part]:
     if matcher.name not in BY_HAND:
         raise ValueError(f"nobody has counted {matcher.name} by hand; there are {', '.join(BY_HAND)}")
     names = ["sgr", "saf"] if matcher.name == "sgraf" else [matcher.name]
-    options = {"embed_size": 1024, "word_dim": 300, "sim_dim": 256, "num_steps": 3, **matcher.options}
+    usual = {"embed_size": 1024, "word_dim": 300, "sim_dim": 256, "num_steps": 3, "direction": "full"}
+    options = {**usual, **matcher.options}
     return [part for name in names for part in _parts_of(name, options, sizes)]
 
 
@@ -95,9 +98,15 @@ def _parts_of(name: str, options: dict, sizes: Sizes) -> list[_Part]:
     features = 4 * n * r * sizes.image_dim
     # Regions have a gradient by the weight alone. Affinities are written and read, and so is attention; backwards both
     # again, with a gradient in full precision.
-    parts = [
+    encoders = [
         _Part(2 * n * r * sizes.image_dim * d, 2, features, 2 * features),
         _Part(2 * (2 * W * 3 * (options["word_dim"] + d) * d), 3),  # a GRU in two directions
+    ]
+    if name == "imram":
+        sides = {"text": ["text"], "image": ["image"], "full": ["text", "image"]}[options["direction"]]
+        return encoders + [part for side in sides for part in _asking(side, options["num_steps"], d, sizes)]
+    parts = [
+        *encoders,
         _Part(2 * n * r * (W * d + r * d + r * W), 3, 4 * item * n * r * W, 5 * (item + 4) * n * r * W),
     ]
     if name == "scan-t2i":
@@ -123,4 +132,35 @@ def _parts_of(name: str, options: dict, sizes: Sizes) -> list[_Part]:
             21 * full * node_bytes,
         ),
         _Part(4 * n * m * s * s + 4 * n * nodes * s, 3, 2 * node_bytes, 5 * node_bytes),
+    ]
+
+
+def _asking(side: str, steps: int, d: int, sizes: Sizes) -> list[_Part]:
+    """IMRAM when one side asks `steps` times."""
+    words, regions = sum(sizes.lengths), sizes.images * sizes.regions
+    squares = {"text": sizes.images * sizes.regions**2, "image": sum(length**2 for length in sizes.lengths)}
+    queries, contexts, items = {
+        "text": (words, regions, sizes.images),
+        "image": (regions, words, len(sizes.lengths)),
+    }[side]
+    # Affinities are written and read, and so is attention, as elsewhere.
+    moved = 2 * steps * words * regions
+    parts = [
+        _Part(
+            2 * (steps * words * regions * d + squares[side] * (d + steps * queries)),
+            3,
+            2 * sizes.itemsize * moved,
+            5 * (sizes.itemsize + 4) * moved / 2,
+        )
+    ]
+    if steps == 1:
+        return parts
+    memory = sizes.itemsize * items * queries * d  # bytes
+    # A memory is written, and read by the affinities; by the second update also by its product, which is twice as wide
+    # and written and read, and by the update itself. Gradients are as many again each.
+    forward_bytes = (2 + 8 * (steps - 2)) * memory
+    updates = (steps - 1) * 2 * words * regions * 2 * d + (steps - 2) * 2 * items * queries * d * 2 * d
+    return [
+        *parts,
+        _Part(2 * (queries + contexts) * d * 2 * d + updates, 3, forward_bytes, 3 * forward_bytes),
     ]
