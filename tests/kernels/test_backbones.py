@@ -73,12 +73,11 @@ def test_attention_in_both_directions_by_the_kernel_equals_the_plain_one(name: s
 def test_one_region_one_word_and_long_captions(name: str, sizes: dict) -> None:
     items = make_items(3, **sizes)
     right = everything(name, items, backend="plain", dtype=torch.float64, training=False)
-    plain, found = (
-        everything(name, items, backend=backend, dtype=torch.float32, training=False)
-        for backend in ("plain", "triton")
-    )
-    # A single word is attended to alike whatever IMRAM remembers: of its gradient only rounding errors are left.
-    assert largest_error(found, right) < max(1e-4, largest_error(plain, right)) < 1e-3
+    found = everything(name, items, backend="triton", dtype=torch.float32, training=False)
+    # A single word is attended to alike whatever IMRAM remembers: of its gradient only rounding errors are left,
+    # which the plain way has as well (3e-4 on a processor).
+    limit = 5e-4 if name == "imram" and sizes == {"words": (1, 1)} else 1e-4
+    assert largest_error(found, right) < limit
 
 
 @pytest.mark.parametrize("name", ["sgr", "saf", "imram"])
