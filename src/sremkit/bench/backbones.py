@@ -11,19 +11,17 @@ pair loop is the formula as written, one caption with one image at a time; it is
 from __future__ import annotations
 
 import argparse
-import json
 import resource
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sremkit.bench.caption_loops import LOOPS
+from sremkit.bench.own_process import in_own_process
 from sremkit.bench.pair_loops import PAIR_LOOPS
 from sremkit.data.batch import Batch
 from sremkit.models import BACKBONES, Encoded, Matcher, build_matcher
@@ -145,11 +143,8 @@ def _peak_megabytes(device: str) -> float:
 
 
 def _measured_apart(name: str, *, by: By, arguments: argparse.Namespace) -> dict[str, float]:
-    command = [sys.executable, "-m", "sremkit.bench.backbones", "--one", name, "--by", by]
-    command += ["--batch-size", str(arguments.batch_size), "--device", arguments.device]
-    command += ["--patience", str(arguments.patience), "--most-words", str(arguments.most_words)]
-    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(run.stdout.splitlines()[-1])
+    names = ("batch_size", "device", "patience", "most_words")
+    return in_own_process(measure, name, by=by, **{name: getattr(arguments, name) for name in names})
 
 
 def main(given: list[str] | None = None) -> None:
@@ -165,14 +160,7 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument(
         "--no-pair-loop", action="store_true", help="leave out the loop over pairs, which takes minutes"
     )
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    parser.add_argument("--by", choices=get_args(By), default="ours", help=argparse.SUPPRESS)
     arguments = parser.parse_args(given)
-    if arguments.one:
-        names = ("by", "batch_size", "device", "patience", "most_words")
-        options = {name: getattr(arguments, name) for name in names}
-        print(json.dumps(measure(arguments.one, **options)))
-        return
     print(
         f"batch {arguments.batch_size}, {arguments.device}, {torch.get_num_threads()} threads, forward + backward\n"
         "backbone  computed by   whole training step  comparison alone  peak memory"
