@@ -120,6 +120,56 @@ def test_regions_that_are_absent_have_no_influence_wherever_they_stand(name: str
     torch.testing.assert_close(logits[1], logits[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"direction": "text"},
+        {"direction": "image"},
+        {"num_steps": 1},
+        {"num_steps": 2, "unit_memory": True},
+        {"num_steps": 4, "recompute": False},
+    ],
+    ids=str,
+)
+def test_imram_of_every_kind_scores_images_and_texts_of_different_number(options: dict) -> None:
+    items, scores = make_items(5), []
+    for backend, dtype in (("plain", torch.float64), ("triton", torch.float32)):
+        matcher = small_matcher("imram", **options).to(DEVICE, dtype).eval()
+        batch = items.batch("imram").to(DEVICE)
+        with kernels.use(backend), torch.no_grad():
+            images = matcher.encode_images(replace(batch, images=batch.images.to(dtype)))
+            scores.append(matcher.score_all(images[1:3], matcher.encode_texts(batch), text_chunk=2).double())
+    assert scores[0].shape == (2, 5)
+    torch.testing.assert_close(scores[1], scores[0], rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_text_costs_by_itself_counts_where_few_images_share_it() -> None:
+    matcher, batch = small_matcher("imram"), make_items(5).batch("imram")
+    images, texts = matcher.encode_images(batch), matcher.encode_texts(batch)
+    (_, r, d), w = images.local.shape, texts.mask.shape[1]
+    with kernels.use("triton"), torch.no_grad():
+        one, all_of_them = (matcher.float().floats_per_pair(some, texts) for some in (images[:1], images))
+    # Its rows, those of the first memories and twice as wide sums of them, and one image's memories: 12 d a word.
+    assert one - 8 * r * w == 12 * d * w
+    assert all_of_them - 8 * r * w == 12 * d * w // 5
+
+
+@pytest.mark.parametrize("name", ["imram", "scan-i2t", "scan-t2i"])
+def test_repeated_images_and_texts_without_words_are_scored(name: str) -> None:
+    items, scores = make_items(3, dtype=torch.float32), []
+    again = torch.tensor([0, 0, 1, 1, 2, 2, 2], device=DEVICE)
+    matcher = small_matcher(name, dtype=torch.float32).to(DEVICE).eval()
+    batch = items.batch(name).to(DEVICE)
+    for backend in ("plain", "triton"):
+        with kernels.use(backend), torch.no_grad():
+            images, texts = matcher.encode_images(batch), matcher.encode_texts(batch)
+            nothing = torch.zeros_like(texts.mask[2])
+            texts = replace(texts, mask=torch.stack([texts.mask[0], nothing, texts.mask[2]]))
+            texts = replace(texts, local=texts.local.masked_fill(~texts.mask.unsqueeze(2), 0.0))
+            scores.append(matcher.score_all(images[again], texts, text_chunk=1))
+    torch.testing.assert_close(scores[1], scores[0], rtol=1e-4, atol=1e-5)
+
+
 def test_memories_of_some_items_at_a_time_are_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     items = make_items(5)
     whole = everything("imram", items, backend="triton", dtype=torch.float32, training=True)

@@ -18,6 +18,7 @@ from sremkit.kernels import node_projection as projection_module
 from sremkit.kernels import node_sum as sum_module
 from sremkit.kernels import node_tells as tells_module
 from sremkit.kernels import region_attention as region_module
+from sremkit.kernels.plain_memory import plain_memory_update
 
 pytest.importorskip("triton", reason="the kernels need Triton")
 
@@ -135,7 +136,7 @@ def remembered(case: Case, *, first: bool) -> tuple[list[Tensor], dict[str, Func
     ]
     return inputs, {
         "kernel": memory_module.memory_update,
-        "plain": memory_module.plain_memory_update,
+        "plain": plain_memory_update,
         "oracle": oracle.memory_update,
     }
 

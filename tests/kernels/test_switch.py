@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -72,3 +75,14 @@ def test_large_captions_and_many_regions_go_the_plain_way() -> None:
     assert not kernels.fits(torch.float32, **{**sizes, "num_nodes": 65})
     assert not kernels.fits(torch.bfloat16, **{**sizes, "num_regions": 65})
     assert not kernels.fits(torch.bfloat16, **{**sizes, "sim_dim": 300})
+
+
+def test_triton_is_not_loaded_before_a_kernel_is_wanted() -> None:
+    program = """
+import sys
+from sremkit.models import build_matcher
+for name in ("imram", "saf", "scan-t2i"):
+    build_matcher(name, vocab_size=9, image_dim=4, embed_size=4, word_dim=3)
+assert "triton" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

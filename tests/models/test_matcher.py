@@ -107,6 +107,14 @@ def test_taking_a_text_without_words_keeps_a_column() -> None:
     assert taken.most_parts == 0
 
 
+def test_how_many_parts_there_are_at_most_is_known_of_some_items_too() -> None:
+    encoded = Encoded(torch.zeros(4, 5, 2), torch.ones(4, 5, dtype=torch.bool), most_parts=20)
+    assert encoded[1:3].most_parts == 10
+    assert replace(encoded, most_parts=7)[1:3].most_parts == 7
+    assert encoded[torch.tensor([0, 0, 1, 1, 2, 2])].most_parts == 30  # some come twice
+    assert replace(encoded, most_parts=None)[1:3].most_parts is None
+
+
 def test_taking_from_items_without_parts_picks_rows() -> None:
     taken = Encoded(pooled=torch.arange(6.0).view(3, 2)).take(torch.tensor([2, 2, 0]), torch.zeros(3))
     assert taken.whole().tolist() == [[4.0, 5.0], [4.0, 5.0], [0.0, 1.0]]

@@ -11,7 +11,7 @@ from torch import nn
 from small_models import make_items, small_matcher, some_loss, weights_of
 from sremkit.models.attention import gram_matrix, unit_attention
 from sremkit.models.beside import logit_of_mean
-from sremkit.models.chunks import CPU_CHUNK, in_first_order, length_chunks
+from sremkit.models.chunks import CPU_CHUNK, in_first_order, item_slices, length_chunks
 from sremkit.models.masking import MaskedBatchNorm, masked_mean, masked_softmax
 from sremkit.models.matcher import Encoded
 from sremkit.models.pooling import GeneralizedPooling
@@ -207,6 +207,23 @@ def test_encodings_of_another_backbone_are_refused() -> None:
         Encoded(pooled=random(2, 2)).parts()
     with pytest.raises(ValueError, match="without global vectors"):
         Encoded(local=random(2, 2, 2), mask=torch.ones(2, 2, dtype=torch.bool)).whole()
+
+
+@pytest.mark.parametrize(
+    ("count", "floats", "sizes"),
+    [
+        (5, CPU_CHUNK, [1] * 5),
+        (5, CPU_CHUNK // 4, [3, 2]),  # four at most, in nearly equal parts
+        (5, 1, [5]),
+        (5, 2 * CPU_CHUNK, [1] * 5),  # one in any case
+        (70_000, 0, [23_334, 23_334, 23_332]),  # no more than a launch takes
+    ],
+)
+def test_items_are_taken_some_at_a_time(count: int, floats: int, sizes: list[int]) -> None:
+    items = torch.arange(count)
+    parts = [items[some] for some in item_slices(items, floats_per_item=floats)]
+    assert [len(part) for part in parts] == sizes
+    assert torch.equal(torch.cat(parts), items)
 
 
 @pytest.mark.parametrize("name", ["sgr", "imram"])

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from small_models import make_items, small_matcher, some_loss
+from sremkit import kernels
 from sremkit.data import Batches, Pairs
 from sremkit.data.batch import Batch
 from sremkit.data.features import ArrayFeatures
@@ -91,6 +92,26 @@ def test_a_backbone_that_waits_for_the_device_is_refused() -> None:
         refused(backbone="clip")
 
 
+@pytest.mark.parametrize("backbone", ["saf", "imram", "vsrn"])
+def test_without_kernels_a_backbone_with_words_is_refused_with_the_reason(
+    backbone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with kernels.use("plain"):
+        with pytest.raises(UserError, match=rf"kernels for {backbone}, and SREMKIT_KERNELS is 'plain'"):
+            refused(backbone=backbone)
+        assert not refused(backbone="dual")
+    monkeypatch.setattr(kernels, "has_triton", lambda: False)
+    with pytest.raises(UserError, match="and Triton is not installed; change that, or leave"):
+        refused(backbone=backbone)
+
+
+def test_what_has_nothing_around_its_kernels_is_not_compiled_and_recorded() -> None:
+    with pytest.raises(UserError, match=r"imram has nothing around its kernels.*leave training\.compile out"):
+        refused(backbone="imram", compile=True)
+    for backbone in ("sgr", "sgraf", "dual"):
+        assert not refused(backbone=backbone, compile=True)
+
+
 @pytest.mark.parametrize("method", [name for name in METHODS if not METHODS[name].recordable])
 def test_a_method_that_decides_during_a_step_is_refused(method: str) -> None:
     with pytest.raises(UserError, match=r"this method decides during a step.*leave training\.recorded out"):
@@ -150,6 +171,13 @@ def test_steps_of_a_shape_run_twice_then_are_recorded_then_replayed(monkeypatch:
     assert story[6:] == ["record 15"]  # anew, but nothing has to be prepared again
     assert int(steps.as_usual(batch)) == int(batch.words.sum())
     assert story[7:] == ["usual 15"]
+    story.clear()
+    steps = RecordedSteps(
+        lambda batch: None, torch.device("cpu"), can_record=lambda batch: batch.words.shape[1] < 15
+    )
+    for longest in (12, 12, 12, 12, 5, 5, 5):
+        steps(batch_of((1, longest)))
+    assert story == ["usual 15"] * 4 + ["usual 7", "usual 7", "record 7"]  # what cannot be recorded never is
 
 
 class NoGraph:

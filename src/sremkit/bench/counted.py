@@ -24,7 +24,8 @@ def counted_work(matcher: Matcher, batch: Batch) -> Work:
     """One plain step of this matcher on this batch; its gradients are left behind as they were: none."""
     counter = FlopCounterMode(display=False, custom_mapping=_UNCOUNTED)
     with kernels.use("plain"), counter:
-        gradients_of(matcher(batch))
+        logits, losses = matcher.logits_and_losses(batch)
+        gradients_of(logits, sum(losses.values()))
     matcher.zero_grad(set_to_none=True)
     inputs = [x for x in (batch.images, batch.sentences) if x is not None]
     moved = sum(2 * x.numel() * x.element_size() for x in inputs)

@@ -129,6 +129,7 @@ def _functions(device: str, n: int, r: int, d: int, s: int, lengths: list[int]) 
         node_projection,
         node_sum,
         node_tells,
+        plain_memory,
         region_attention,
     )
 
@@ -157,7 +158,7 @@ def _functions(device: str, n: int, r: int, d: int, s: int, lengths: list[int]) 
                 random(n, r, 2 * d),
             ],
             memory_update.memory_update,
-            memory_update.plain_memory_update,
+            plain_memory.plain_memory_update,
         ),
         "node_projection": (
             [

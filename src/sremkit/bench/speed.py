@@ -1,9 +1,9 @@
 """How fast a backbone trains and scores: by a loop, plain, compiled and by kernels, beside what the device could do.
 
 `srem bench speed saf sgr scan-t2i --device cuda --batch-size 128 --check` prints a row as soon
-as it is measured. A step is encoding, comparison, a contrastive loss, gradients, clipping and Adam, on random
-features of the published sizes and captions of 8 to 25 words that lie on the device already. The floor is what
-the counted operations and bytes would take at the rates of a large product and of a large copy, both
+as it is measured. A step is encoding, comparison, a contrastive loss and the backbone's own, gradients, clipping
+and Adam, on random features of the published sizes and captions of 8 to 25 words that lie on the device already. The
+floor is what the counted operations and bytes would take at the rates of a large product and of a large copy, both
 measured in the same run. The yardstick is a loop over captions, as the field's public codes have it, which is
 measured first and briefly; each other row says how many times faster it is.
 """

@@ -1,6 +1,6 @@
 """What the benches of training steps share: a model, a batch, a step, and a watch that knows its device.
 
-A step is encoding, comparison, a contrastive loss, gradients, clipping and Adam.
+A step is encoding, comparison, a contrastive loss and the backbone's own, gradients, clipping and Adam.
 """
 
 from __future__ import annotations
@@ -97,24 +97,24 @@ class Bench:
         """
         recorded, on_cuda = way in ("recorded", "replayed"), self.device.type == "cuda"
         optimizer = torch.optim.Adam(matcher.parameters(), lr=2e-4, fused=on_cuda, capturable=recorded)
-        logits_of: Callable[[Batch], torch.Tensor] = matcher
+        score: Callable[[Batch], tuple[torch.Tensor, dict[str, torch.Tensor]]] = matcher.logits_and_losses
         if way == "recorded":
             with kernels.use("auto"):
                 compile_around_kernels(matcher)
         elif way == "compiled":
-            logits_of = torch.compile(matcher)
+            score = torch.compile(matcher.logits_and_losses)
         elif way == "loop":
 
-            def logits_of(batch: Batch) -> torch.Tensor:
+            def score(batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
                 images, texts = matcher.encode_images(batch), matcher.encode_texts(batch)
-                return LOOPS[matcher.name](matcher, images, texts)
+                return LOOPS[matcher.name](matcher, images, texts), {}
 
         def step(batch: Batch) -> None:
             optimizer.zero_grad(set_to_none=True)
             with kernels.use({"fused": "triton", "recorded": "auto", "replayed": "auto"}.get(way, "plain")):
                 with self.autocast(enabled=way != "loop"):
-                    logits = logits_of(batch)
-                gradients_of(logits)
+                    logits, losses = score(batch)
+                gradients_of(logits, sum(losses.values()))
             torch.nn.utils.clip_grad_norm_(matcher.parameters(), 2.0)
             optimizer.step()
 

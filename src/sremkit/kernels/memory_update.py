@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sremkit.kernels.language import block, in_format, jit, precision, tl
+from sremkit.kernels.plain_memory import plain_memory_update
 from sremkit.kernels.twice import recorded_gradients
 
 _QUERIES, _COLUMNS = 64, 64
@@ -31,16 +32,6 @@ def memory_update(memory: Tensor, from_memory: Tensor, attention: Tensor, from_c
         from_contexts: (c, k, 2d)
     """
     return _MemoryUpdate.apply(memory, from_memory, attention, from_contexts)
-
-
-def plain_memory_update(
-    memory: Tensor, from_memory: Tensor, attention: Tensor, from_contexts: Tensor
-) -> Tensor:
-    """The same in plain PyTorch."""
-    mixed = torch.baddbmm(from_memory, attention.transpose(1, 2).to(from_contexts.dtype), from_contexts)
-    gate, output = mixed.chunk(2, dim=-1)
-    gate, output = torch.sigmoid(gate), torch.tanh(output)
-    return gate * memory + (1 - gate) * output
 
 
 @jit

@@ -68,7 +68,7 @@ def pack(mask: Tensor, *, most: int | None = None) -> Packing:
     starts = F.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
     if most is None:
         return Packing(starts, mask, mask.flatten().nonzero().squeeze(1), int(counts.max()))
-    width = mask.shape[1]
+    width, most = mask.shape[1], max(1, most)  # a row that nobody reads, where there is no word at all
     nth = mask.cumsum(dim=1) - 1
     rows = torch.where(mask, starts[:-1, None] + nth, most).flatten()  # absent words: a row that is cut off
     places = torch.zeros(most + 1, dtype=torch.int64, device=mask.device)
@@ -101,4 +101,5 @@ def by_caption(of_words: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
 
 def aligned(words: Tensor) -> Tensor:
     """Rows (W, d) with zeros added up to a multiple of 8."""
-    return F.pad(words, (0, 0, 0, -len(words) % 8))
+    missing = -len(words) % 8
+    return F.pad(words, (0, 0, 0, missing)) if missing else words

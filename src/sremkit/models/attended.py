@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sremkit import kernels
+from sremkit.data.batch import Batch
 from sremkit.kernels.packing import Packing, aligned, by_caption, pack
 from sremkit.models.attention import attend, attended_cosines
 from sremkit.models.matcher import Encoded
@@ -37,10 +38,19 @@ class Queries(NamedTuple):
 def kernels_serve(queries: Encoded, contexts: Encoded) -> bool:
     """Whether the kernels are switched on and hold such sizes."""
     local, mask = queries.parts()
-    if not kernels.uses_triton(full_precision(local)):
-        return False
-    num_contexts = contexts.parts()[1].shape[1]
-    return kernels.fits(torch.float32, num_regions=num_contexts, num_nodes=mask.shape[1], sim_dim=1)
+    return kernels.uses_triton(full_precision(local)) and _fit(mask.shape[1], contexts.parts()[1].shape[1])
+
+
+def kernels_hold(batch: Batch) -> bool:
+    """Whether the kernels hold as many words and regions as this batch's items have, whoever asks."""
+    if batch.images is None or batch.words is None:
+        return True
+    num_regions = batch.images.shape[1] if batch.images.ndim == 3 else 1
+    return _fit(batch.words.shape[1], num_regions) and _fit(num_regions, batch.words.shape[1])
+
+
+def _fit(num_queries: int, num_contexts: int) -> bool:
+    return kernels.fits(torch.float32, num_regions=num_contexts, num_nodes=num_queries, sim_dim=1)
 
 
 def all_queries(items: Encoded) -> Queries:
@@ -64,8 +74,13 @@ def packed_queries(items: Encoded) -> Queries:
 class Attended(NamedTuple):
     """What queries found."""
 
-    attention: Tensor  # (c, k, Q), adds up to 1 over the contexts k
+    scaled: Tensor  # (c, k, Q): the attention over the contexts k, times something for each query
     cosines: Tensor  # (c, Q)
+
+    def attention(self) -> Tensor:
+        """(c, k, Q), adds up to 1 over the contexts k."""
+        # A context without length is attended to with a sum of 0 over it, which must not be divided by.
+        return self.scaled / self.scaled.sum(dim=1, keepdim=True).clamp_min(1e-12)
 
 
 def attend_and_compare(
@@ -88,14 +103,10 @@ def attend_and_compare(
     """
     with without_autocast(compared):
         if queries.packing is None:
-            shape = queries.mask.shape
-            attention = attend(affinity.unflatten(2, shape), queries.mask, context_mask, scale=scale).flatten(
-                2
-            )
+            by_item = affinity.unflatten(2, queries.mask.shape)
+            attention = attend(by_item, queries.mask, context_mask, scale=scale).flatten(2)
             return Attended(attention, attended_cosines(compared, attention, queries.rows, gram))
         from sremkit.kernels.region_attention import region_attention  # imports Triton
 
         scaled = region_attention(affinity, gram, context_mask, queries.packing, scale=scale)
-        cosines = (scaled * compared).sum(dim=1)
-        # A context without length is attended to with a sum of 0 over it, which must not be divided by.
-        return Attended(scaled / scaled.sum(dim=1, keepdim=True).clamp_min(1e-12), cosines)
+        return Attended(scaled, (scaled * compared).sum(dim=1))

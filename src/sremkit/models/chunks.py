@@ -18,6 +18,7 @@ from sremkit.models.matcher import Encoded
 
 CPU_CHUNK = 1 << 23  # numbers: 32 MB in float32, of which the largest tensor stays in a processor's cache
 GPU_CHUNK = 1 << 27  # numbers: 512 MB in float32, large enough to keep a GPU busy
+_MOST_ITEMS = 1 << 15  # of a slice: one launch of a kernel takes no more than twice as many
 
 
 class Chunk(NamedTuple):
@@ -57,7 +58,7 @@ def item_slices(items: Tensor, *, floats_per_item: int) -> list[slice]:
     Args:
         floats_per_item: how many numbers the comparison makes for one of them.
     """
-    most = max(1, _budget(items) // max(1, floats_per_item))
+    most = min(_MOST_ITEMS, max(1, _budget(items) // max(1, floats_per_item)))
     size = math.ceil(len(items) / math.ceil(len(items) / most))
     return [slice(start, start + size) for start in range(0, len(items), size)]
 

@@ -45,9 +45,14 @@ class CompiledParts(nn.Module):
         return lambda *args: compiled(self, *args)
 
 
+def parts_around_kernels(model: nn.Module) -> list[CompiledParts]:
+    """The modules that can be compiled in parts."""
+    return [module for module in model.modules() if isinstance(module, CompiledParts)]
+
+
 def compile_around_kernels(model: nn.Module) -> bool:
     """Compile the parts around the kernels, if the model goes through any; whether it does."""
-    around = [module for module in model.modules() if isinstance(module, CompiledParts)]
+    around = parts_around_kernels(model)
     if not around or not kernels.uses_triton(next(model.parameters())):
         return False
     for module in around:

@@ -19,9 +19,16 @@ from torch.utils.checkpoint import checkpoint
 
 from sremkit import kernels
 from sremkit.data.batch import Batch
-from sremkit.kernels.memory_update import memory_update, plain_memory_update
+from sremkit.kernels.plain_memory import plain_memory_update
 from sremkit.models import BACKBONES
-from sremkit.models.attended import Queries, all_queries, attend_and_compare, kernels_serve, packed_queries
+from sremkit.models.attended import (
+    Queries,
+    all_queries,
+    attend_and_compare,
+    kernels_hold,
+    kernels_serve,
+    packed_queries,
+)
 from sremkit.models.attention import affinities, gram_matrix
 from sremkit.models.chunks import in_first_order, item_slices, length_chunks
 from sremkit.models.encoders import RegionEncoder, WordEncoder, check_positive
@@ -80,8 +87,13 @@ class Memory(nn.Module):
             attention: (c, k, Q)
             from_contexts: (c, k, 2d): W_c v
         """
-        update = memory_update if by_kernels else plain_memory_update
-        updated = update(memory, from_memory, attention, from_contexts)
+        inputs = (memory, from_memory, attention, from_contexts)
+        if by_kernels:
+            from sremkit.kernels.memory_update import memory_update  # imports Triton
+
+            updated = memory_update(*inputs)
+        else:
+            updated = plain_memory_update(*inputs)
         return unit(updated) if self.unit_memory else updated
 
 
@@ -104,6 +116,20 @@ class Asked(NamedTuple):
     def some(self, items: slice) -> Asked:
         from_contexts = None if self.from_contexts is None else self.from_contexts[items]
         return Asked(self.local[items], self.mask[items], self.gram[items], from_contexts)
+
+
+def all_asking(queries: Queries, layers: Layers | None) -> Asking:
+    if layers is None:
+        return Asking(queries, None, None)
+    return Asking(queries, layers, F.linear(queries.rows.unsqueeze(0), layers.of_memory, layers.bias))
+
+
+def all_asked(items: Encoded, layers: Layers | None) -> Asked:
+    """Items whose parts are looked at, by those who ask with these layers."""
+    local, mask = items.parts()
+    local = full_precision(local)
+    from_contexts = None if layers is None else F.linear(local, layers.of_contexts)
+    return Asked(local, mask, gram_matrix(local), from_contexts)
 
 
 @BACKBONES.register("imram")
@@ -165,12 +191,17 @@ class IterativeMatching(Matcher):
     def encode_texts(self, batch: Batch) -> Encoded:
         return self.words(batch)
 
+    def kernels_hold(self, batch: Batch) -> bool:
+        return kernels_hold(batch)
+
     def floats_per_pair(self, images: Encoded, texts: Encoded) -> int:
         (_, r, d), w = images.parts()[0].shape, texts.parts()[1].shape[1]
         num_queries = max({"text": w, "image": r}[side] for side in self.sides)
-        # By kernels memories exist only of some items at a time, whatever the number of pairs.
-        remembered = 0 if kernels.uses_triton(next(self.parameters())) else 8 * d * num_queries
-        return 8 * r * w + remembered
+        if kernels.uses_triton(next(self.parameters())):
+            # Memories exist only of some items at a time, however many pairs there are; what a text costs by itself
+            # is shared by its pairs.
+            return 8 * r * w + 12 * d * w // max(1, len(images))
+        return 8 * r * w + 8 * d * num_queries
 
     def compare(self, images: Encoded, texts: Encoded) -> Tensor:
         similarities = [self.similarity(side, images, texts) for side in self.sides]
@@ -181,19 +212,19 @@ class IterativeMatching(Matcher):
         if kernels_serve(*((texts, images) if side == "text" else (images, texts))):
             return self.packed_similarity(side, images, texts)
         images = images.trimmed()
-        n, r, d = images.parts()[0].shape
+        (n, r, d), layers = images.parts()[0].shape, self.layers_of(side)
         # Words ask: a memory for each word and image. Regions ask: one for each region and text, whatever
         # the text's length; counted as if a text had eight words.
         per_word = 4 * n * d if side == "text" else 4 * n * r * d // 8
         # Once for all texts.
-        asked = self.asked(side, images) if side == "text" else None
-        asking = self.asking(side, all_queries(images)) if side == "image" else None
+        asked = all_asked(images, layers) if side == "text" else None
+        asking = all_asking(all_queries(images), layers) if side == "image" else None
         parts, columns = [], []
         for chunk in length_chunks(texts, floats_per_word=per_word):
             found = self.ask(
                 side,
-                asking or self.asking(side, all_queries(chunk.texts)),
-                asked or self.asked(side, chunk.texts),
+                asking or all_asking(all_queries(chunk.texts), layers),
+                asked or all_asked(chunk.texts, layers),
             )
             parts.append(found if side == "text" else found.T)
             columns.append(chunk.columns)
@@ -201,28 +232,18 @@ class IterativeMatching(Matcher):
 
     def packed_similarity(self, side: str, images: Encoded, texts: Encoded) -> Tensor:
         """The same by kernels. Queries are not padded, so those who are asked come in any order, some at a time."""
-        asking = self.asking(side, packed_queries(texts if side == "text" else images))
-        asked = self.asked(side, images if side == "text" else texts)
+        layers = self.layers_of(side)
+        asking = all_asking(packed_queries(texts if side == "text" else images), layers)
+        asked = all_asked(images if side == "text" else texts, layers)
         rows = asking.queries.rows
         # The sums of both layers, and the memory before and after: numbers of half the width count half.
         some = item_slices(asked.local, floats_per_item=rows.numel() * kernels.compute_dtype(rows).itemsize)
         found = torch.cat([self.ask(side, asking, asked.some(items)) for items in some])
         return found if side == "text" else found.T
 
-    def asking(self, side: str, queries: Queries) -> Asking:
-        if side not in self.memories:
-            return Asking(queries, None, None)
-        layers = self.memory_of(side).layers()
-        return Asking(queries, layers, F.linear(queries.rows.unsqueeze(0), layers.of_memory, layers.bias))
-
-    def asked(self, side: str, items: Encoded) -> Asked:
-        """Items of the other modality, asked by this side."""
-        local, mask = items.parts()
-        local = full_precision(local)
-        from_contexts = None
-        if side in self.memories:
-            from_contexts = F.linear(local, self.memory_of(side).layers().of_contexts)
-        return Asked(local, mask, gram_matrix(local), from_contexts)
+    def layers_of(self, side: str) -> Layers | None:
+        """Of this side's memory, if it remembers."""
+        return self.memory_of(side).layers() if side in self.memories else None
 
     def memory_of(self, side: str) -> Memory:
         return cast(Memory, self.memories[side])
@@ -240,10 +261,10 @@ class IterativeMatching(Matcher):
         means: list[Tensor] = []
         memory, affinity = queries.rows.unsqueeze(0), compared
         for step in range(self.num_steps):
-            attention, cosines = attend_and_compare(
+            found = attend_and_compare(
                 affinity, compared, queries, asked.gram, context_mask=asked.mask, scale=self.attention_scale
             )
-            means.append(masked_mean(*queries.by_item(cosines), dim=-1))
+            means.append(masked_mean(*queries.by_item(found.cosines), dim=-1))
             if step + 1 == self.num_steps:
                 break
             assert layers is not None
@@ -252,7 +273,7 @@ class IterativeMatching(Matcher):
             memory = self.memory_of(side)(
                 memory,
                 asking.from_memory if step == 0 else F.linear(memory, layers.of_memory, layers.bias),
-                attention,
+                found.attention(),
                 asked.from_contexts,
                 by_kernels=queries.packing is not None,
             )  # (c, Q, d)

@@ -29,7 +29,7 @@ def regions_of(batch: Batch) -> tuple[Tensor, Tensor]:
     mask = batch.region_mask
     if mask is None:
         return images, torch.ones(images.shape[:2], dtype=torch.bool, device=images.device)
-    if not mask.is_cuda:
+    if mask.device.type == "cpu":
         width = trimmed_width(mask)
         images, mask = images[:, :width].contiguous(), mask[:, :width].contiguous()
     return images.masked_fill(~mask.unsqueeze(-1), 0.0), mask
@@ -41,7 +41,7 @@ def words_of(batch: Batch) -> tuple[Tensor, Tensor]:
         raise DataError("the batch holds no words, which this backbone needs; give the data a vocabulary")
     mask = batch.words != 0 if batch.word_mask is None else batch.word_mask
     words = batch.words
-    if not mask.is_cuda:
+    if mask.device.type == "cpu":
         width = trimmed_width(mask)
         words, mask = words[:, :width].contiguous(), mask[:, :width].contiguous()
     return words.masked_fill(~mask, 0), mask

@@ -38,7 +38,10 @@ class Encoded:
         taken = replace(self, **{name: t[items] for name, t in self._tensors().items()})
         if taken.most_parts is None or taken.mask is None:
             return taken
-        return replace(taken, most_parts=min(taken.most_parts, taken.mask.numel()))
+        everything = taken.mask.numel()
+        # Of a slice there is nothing twice.
+        most = min(taken.most_parts, everything) if isinstance(items, slice) else everything
+        return replace(taken, most_parts=most)
 
     def to(self, device: torch.device | str) -> Encoded:
         return replace(self, **{name: t.to(device) for name, t in self._tensors().items()})
@@ -158,6 +161,10 @@ class Matcher(nn.Module):
         images = self.encode_images(batch)
         logits = self.compare(images, self.encode_texts(batch))
         return logits, self.extra_losses(batch, images)
+
+    def kernels_hold(self, batch: Batch) -> bool:
+        """Whether the kernels hold items as large as this batch's; if not, a step goes the plain way, which waits."""
+        return True
 
     def networks(self) -> list[Matcher]:
         """The networks it consists of, whose gradients are clipped apart: itself, where there is one."""

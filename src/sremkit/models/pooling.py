@@ -43,14 +43,26 @@ class GeneralizedPooling(nn.Module):
 
     def weights(self, lengths: Tensor, width: int, *, dtype: torch.dtype) -> Tensor:
         """Weight of each rank for items of these lengths: (b, width), rows sum to 1."""
-        # Of every length that there can be: for those that there are the host would have to wait.
-        possible = torch.arange(width + 1, device=lengths.device)
+        some, which = few_lengths(lengths, width, may_wait=lengths.device.type == "cpu")
         codes = position_codes(width, self.position_dim, device=lengths.device, dtype=dtype)
-        codes = codes.expand(len(possible), -1, -1)  # (width + 1, width, position_dim)
-        present = possible[:-1] < possible.unsqueeze(1)
+        codes = codes.expand(len(some), -1, -1)  # (some, width, position_dim)
+        present = torch.arange(width, device=lengths.device) < some.unsqueeze(1)
         hidden, _ = run_gru(self.gru, codes, present)
         scores = full_precision(self.score(hidden)).squeeze(-1) / self.temperature
-        return masked_softmax(scores, present, dim=1).index_select(0, lengths)
+        return masked_softmax(scores, present, dim=1).index_select(0, which)
+
+
+def few_lengths(lengths: Tensor, width: int, *, may_wait: bool) -> tuple[Tensor, Tensor]:
+    """Lengths among which are all of these, 0 to `width`, and which of them each is: `some[which]` is `lengths`.
+
+    Args:
+        may_wait: each only once, for which a device has to be waited for; else all that there can be, or all there are.
+    """
+    if may_wait:
+        return lengths.unique(return_inverse=True)
+    if len(lengths) <= width:
+        return lengths, torch.arange(len(lengths), device=lengths.device)
+    return torch.arange(width + 1, device=lengths.device), lengths
 
 
 def position_codes(length: int, dim: int, *, device: torch.device, dtype: torch.dtype) -> Tensor:

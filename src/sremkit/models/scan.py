@@ -19,9 +19,16 @@ from torch import Tensor
 
 from sremkit.data.batch import Batch
 from sremkit.models import BACKBONES
-from sremkit.models.attended import all_queries, attend_and_compare, kernels_serve, packed_queries
+from sremkit.models.attended import (
+    Queries,
+    all_queries,
+    attend_and_compare,
+    kernels_hold,
+    kernels_serve,
+    packed_queries,
+)
 from sremkit.models.attention import affinities, gram_matrix
-from sremkit.models.chunks import in_first_order, length_chunks
+from sremkit.models.chunks import in_first_order, item_slices, length_chunks
 from sremkit.models.encoders import RegionEncoder, WordEncoder, check_positive
 from sremkit.models.masking import masked_mean
 from sremkit.models.matcher import Encoded, Matcher
@@ -65,17 +72,26 @@ class Scan(Matcher):
     def encode_texts(self, batch: Batch) -> Encoded:
         return self.words(batch)
 
+    def kernels_hold(self, batch: Batch) -> bool:
+        return kernels_hold(batch)
+
     def floats_per_pair(self, images: Encoded, texts: Encoded) -> int:
         return 6 * images.parts()[1].shape[1] * texts.parts()[1].shape[1]
 
     def compare(self, images: Encoded, texts: Encoded) -> Tensor:
-        if kernels_serve(*self.roles(images, texts)):
-            return self.to_logit(self.similarity(images, texts, by_kernels=True))
+        asking, asked = self.roles(images, texts)
+        if kernels_serve(asking, asked):
+            queries, contexts = packed_queries(asking), asked.parts()[0]
+            some = item_slices(contexts, floats_per_item=6 * contexts.shape[1] * len(queries.rows))
+            similarity = torch.cat([self.ask(queries, asked[items]) for items in some])
+            return self.to_logit(similarity if asked is images else similarity.T)
         images = images.trimmed()
         num_regions = images.parts()[1].numel()
         parts, columns = [], []
         for chunk in length_chunks(texts, floats_per_word=4 * num_regions):
-            parts.append(self.similarity(images, chunk.texts, by_kernels=False))
+            asking, asked = self.roles(images, chunk.texts)
+            similarity = self.ask(all_queries(asking), asked)
+            parts.append(similarity if asked is images else similarity.T)
             columns.append(chunk.columns)
         return self.to_logit(in_first_order(parts, columns))
 
@@ -83,20 +99,17 @@ class Scan(Matcher):
         """Who asks, and whose parts are looked at."""
         raise NotImplementedError
 
-    def similarity(self, images: Encoded, texts: Encoded, *, by_kernels: bool) -> Tensor:
-        """S of every image with every text: (n, m), in full precision throughout."""
-        asking, asked = self.roles(images, texts)
+    def ask(self, queries: Queries, asked: Encoded) -> Tensor:
+        """S of all who are asked with all who ask: (c, q), in full precision throughout."""
         contexts, context_mask = asked.parts()
         with without_autocast(contexts):
-            queries = packed_queries(asking) if by_kernels else all_queries(asking)
             contexts = full_precision(contexts)
             affinity = affinities(queries.rows, contexts)  # (c, k, Q)
             gram = gram_matrix(contexts)
             found = attend_and_compare(
                 affinity, affinity, queries, gram, context_mask=context_mask, scale=self.attention_scale
             )
-            similarity = self.aggregate(*queries.by_item(found.cosines))  # (c, q)
-        return similarity.T if asked is texts else similarity
+            return self.aggregate(*queries.by_item(found.cosines))
 
     def aggregate(self, cosines: Tensor, mask: Tensor) -> Tensor:
         """One similarity from the cosines (..., l) of the present queries."""

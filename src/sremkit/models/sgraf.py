@@ -80,6 +80,9 @@ class SimilarityGraphReasoningAndFiltration(Matcher):
     def encode_texts(self, batch: Batch) -> Encoded:
         return side_by_side(self.sgr.encode_texts(batch), self.saf.encode_texts(batch))
 
+    def kernels_hold(self, batch: Batch) -> bool:
+        return self.sgr.kernels_hold(batch) and self.saf.kernels_hold(batch)
+
     def floats_per_pair(self, images: Encoded, texts: Encoded) -> int:
         return self.saf.floats_per_pair(halves(images)[0], halves(texts)[0])
 

@@ -99,6 +99,16 @@ class NodeMatcher(CompiledParts, Matcher):
         words = self.words.finished(states, mask)
         return words, self.word_attention(words, mask)
 
+    def kernels_hold(self, batch: Batch) -> bool:
+        if batch.images is None or batch.words is None:
+            return True
+        num_regions = batch.images.shape[1] if batch.images.ndim == 3 else 1
+        return self._fit(num_regions=num_regions, longest=batch.words.shape[1])
+
+    def _fit(self, *, num_regions: int, longest: int) -> bool:
+        dtype, sim_dim = kernels.compute_dtype(self.score.weight), self.score.in_features
+        return kernels.fits(dtype, num_regions=num_regions, num_nodes=1 + longest, sim_dim=sim_dim)
+
     def floats_per_pair(self, images: Encoded, texts: Encoded) -> int:
         d, s = images.whole().shape[1], self.score.in_features
         nodes = 1 + texts.parts()[1].shape[1]
@@ -144,12 +154,7 @@ class NodeMatcher(CompiledParts, Matcher):
             return None
         (regions, region_mask), (words, word_mask) = images.parts(), texts.parts()
         packing = pack(word_mask, most=texts.most_parts)
-        if not kernels.fits(
-            kernels.compute_dtype(regions),
-            num_regions=regions.shape[1],
-            num_nodes=1 + packing.longest,
-            sim_dim=self.score.in_features,
-        ):
+        if not self._fit(num_regions=regions.shape[1], longest=packing.longest):
             return None
         from sremkit.kernels.node_projection import Projected, node_projection  # imports Triton
         from sremkit.kernels.region_attention import region_attention

@@ -64,5 +64,8 @@ class Twins(Matcher):
         logits, losses = zip(*(network.logits_and_losses(batch) for network in self.networks()), strict=True)
         return torch.stack(logits), {name: losses[0][name] + losses[1][name] for name in losses[0]}
 
+    def kernels_hold(self, batch: Batch) -> bool:
+        return self.first.kernels_hold(batch)
+
     def floats_per_pair(self, images: Encoded, texts: Encoded) -> int:
         return 2 * self.first.floats_per_pair(halves(images)[0], halves(texts)[0])

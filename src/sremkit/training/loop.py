@@ -88,7 +88,7 @@ class Trainer:
         self.step = OptimizerStep(self.matcher, method, settings, device=device, world=self.world)
         self.optimizer = self.step.optimizer
         self.recorded = (
-            RecordedSteps(self._as_usual, device)
+            RecordedSteps(self._as_usual, device, can_record=self._kernels_hold)
             if records(settings, self.matcher, method, process, device)
             else None
         )
@@ -194,6 +194,10 @@ class Trainer:
     def _as_usual(self, batch: Batch) -> StepOutcome:
         warmup = self.schedule.is_warmup(self.position)
         return self.step(batch, warmup=warmup, full_precision=self._begins())
+
+    def _kernels_hold(self, batch: Batch) -> bool:
+        with self.step.precision():
+            return self.matcher.kernels_hold(batch)
 
     def _begins(self) -> bool:
         """Whether the next step is one of the first in bf16, which are in full precision."""

@@ -19,9 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sremkit import kernels
 from sremkit.data.batch import Batch
 from sremkit.errors import UserError
 from sremkit.methods import Method
+from sremkit.models.compiling import parts_around_kernels
 from sremkit.models.matcher import Matcher
 from sremkit.recipes import TrainingSettings
 
@@ -59,7 +61,24 @@ def records(
         )
     if process[1] > 1 or settings.micro_batch is not None:
         raise UserError("training.recorded works in one process, without training.micro_batch")
+    if matcher.text_input == "words":
+        _refuse_without_kernels(settings, matcher)
     return True
+
+
+def _refuse_without_kernels(settings: TrainingSettings, matcher: Matcher) -> None:
+    """Words of different numbers are what the plain way waits for; so does all that is compiled, but for parts."""
+    if kernels.backend == "plain" or not kernels.has_triton():
+        why = "SREMKIT_KERNELS is 'plain'" if kernels.has_triton() else "Triton is not installed"
+        raise UserError(
+            f"training.recorded needs the kernels for {matcher.name}, and {why}; change that, or leave "
+            "training.recorded out"
+        )
+    if settings.compile and not parts_around_kernels(matcher):
+        raise UserError(
+            f"{matcher.name} has nothing around its kernels to compile, and compiled as a whole it cannot be recorded; "
+            "leave training.compile out, or training.recorded"
+        )
 
 
 class _Recording(NamedTuple):
@@ -72,11 +91,21 @@ class RecordedSteps(Generic[Outcome]):
     """Calls `step` with batches on the device; from the third batch of a shape on by replaying a recording.
 
     An outcome's tensors are valid until the next call.
+
+    Args:
+        can_record: whether a batch's step can be recorded; if not, it runs as usual.
     """
 
-    def __init__(self, step: Callable[[Batch], Outcome], device: torch.device) -> None:
+    def __init__(
+        self,
+        step: Callable[[Batch], Outcome],
+        device: torch.device,
+        *,
+        can_record: Callable[[Batch], bool] = lambda batch: True,
+    ) -> None:
         self._step = step
         self._device = device
+        self._can_record = can_record
         self._seen: Counter[tuple[Any, ...]] = Counter()
         self._recordings: dict[tuple[Any, ...], _Recording] = {}
         self._stream = torch.cuda.Stream(device)
@@ -90,7 +119,7 @@ class RecordedSteps(Generic[Outcome]):
     def __call__(self, batch: Batch) -> Outcome:
         batch = round_up(batch)
         shape = _shape(batch)
-        if self._seen[shape] < _AS_USUAL:
+        if self._seen[shape] < _AS_USUAL or not self._can_record(batch):
             self._seen[shape] += 1
             return self._as_usual(batch.to(self._device, non_blocking=True))
         if shape not in self._recordings:
