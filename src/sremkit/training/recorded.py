@@ -119,10 +119,10 @@ class RecordedSteps(Generic[Outcome]):
     def __call__(self, batch: Batch) -> Outcome:
         batch = round_up(batch)
         shape = _shape(batch)
-        if self._seen[shape] < _AS_USUAL or not self._can_record(batch):
-            self._seen[shape] += 1
-            return self._as_usual(batch.to(self._device, non_blocking=True))
         if shape not in self._recordings:
+            if self._seen[shape] < _AS_USUAL or not self._can_record(batch):
+                self._seen[shape] += 1
+                return self._as_usual(batch.to(self._device, non_blocking=True))
             # A copy, because replays write into it.
             self._recordings[shape] = self._record(batch.to(self._device, copy=True))
         recording = self._recordings[shape]
