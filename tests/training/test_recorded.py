@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -110,6 +111,16 @@ def test_what_has_nothing_around_its_kernels_is_not_compiled_and_recorded() -> N
         refused(backbone="imram", compile=True)
     for backbone in ("sgr", "sgraf", "dual"):
         assert not refused(backbone=backbone, compile=True)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "kind"), [("dual", None), ("imram", "imram has nothing around its kernels")]
+)
+def test_of_two_networks_their_kind_counts(backbone: str, kind: str | None) -> None:
+    member, settings = small_matcher(backbone), TrainingSettings(recorded=True, compile=True)
+    twins = METHODS["ncr"].model(member.name, **member.options)
+    with pytest.raises(UserError, match=kind) if kind else nullcontext():
+        assert records(settings, twins, build_method("ncr"), (0, 1), CUDA)
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if not METHODS[name].recordable])

@@ -61,8 +61,9 @@ def records(
         )
     if process[1] > 1 or settings.micro_batch is not None:
         raise UserError("training.recorded works in one process, without training.micro_batch")
-    if matcher.text_input == "words":
-        _refuse_without_kernels(settings, matcher)
+    network = matcher.networks()[0]  # of two they are of one kind
+    if network.text_input == "words":
+        _refuse_without_kernels(settings, network)
     return True
 
 
