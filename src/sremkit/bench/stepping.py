@@ -118,7 +118,11 @@ class Bench:
             torch.nn.utils.clip_grad_norm_(matcher.parameters(), 2.0)
             optimizer.step()
 
-        return RecordedSteps(step, self.device) if recorded else step
+        def kernels_hold(batch: Batch) -> bool:
+            with self.autocast():
+                return matcher.kernels_hold(batch)
+
+        return RecordedSteps(step, self.device, can_record=kernels_hold) if recorded else step
 
     def seconds(self, work: Callable[[], object]) -> float:
         """Median seconds of `work`, after three calls that are not counted."""
