@@ -201,6 +201,21 @@ def test_what_is_counted_by_hand_is_what_pytorch_counts(name: str, options: dict
     assert all(p.grad is None for p in matcher.parameters())
 
 
+def test_a_step_has_the_losses_of_the_backbone_itself() -> None:
+    sizes = {"vocab_size": 8481, "image_dim": 24, "embed_size": 16, "word_dim": 8}
+    batch = make_batch("vsrn", 3, words=(3, 3), regions=4, image_dim=24)
+    without, with_captions = (
+        counted_work(build_matcher("vsrn", **sizes, caption_size=10, caption_weight=weight).train(), batch)
+        for weight in (0.0, 1.0)
+    )
+    # Of two words after the first each caption's state (10) meets the vocabulary, with two gradients.
+    assert with_captions.operations - without.operations > 3 * 2 * (3 * 2) * 10 * 8481
+    bench = Bench(arguments(["vsrn", *TINY]))
+    matcher = bench.build("vsrn").train()
+    bench.step_of(matcher, "plain")(bench.batch("vsrn", 3))
+    assert matcher.captioner.output.weight.grad.abs().sum() > 0
+
+
 def test_pytorch_counts_what_nobody_counted_by_hand() -> None:
     matcher = build_matcher("dual", image_dim=24, text_dim=384, hidden_size=10, embed_size=5).train()
     with pytest.raises(ValueError, match="nobody has counted dual by hand; there are saf"):

@@ -12,6 +12,7 @@ from small_models import Items, make_items, small_matcher, some_loss
 from sremkit import kernels
 from sremkit.models import attended, chunks
 from sremkit.models.imram import IterativeMatching
+from sremkit.models.scan import Scan
 
 pytest.importorskip("triton", reason="the kernels need Triton")
 
@@ -141,6 +142,21 @@ def test_imram_of_every_kind_scores_images_and_texts_of_different_number(options
             scores.append(matcher.score_all(images[1:3], matcher.encode_texts(batch), text_chunk=2).double())
     assert scores[0].shape == (2, 5)
     torch.testing.assert_close(scores[1], scores[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["scan-t2i", "scan-i2t"])
+def test_scan_of_some_items_at_a_time_is_that_of_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    items = make_items(5)
+    whole = everything(name, items, backend="triton", dtype=torch.float32, training=True)
+    for budget in ("CPU_CHUNK", "GPU_CHUNK"):
+        monkeypatch.setattr(chunks, budget, 2 * 6 * 7 * 32)
+    asked = []
+    ask = Scan.ask
+    monkeypatch.setattr(Scan, "ask", lambda self, *x: asked.append(len(x[1])) or ask(self, *x))
+    found = everything(name, items, backend="triton", dtype=torch.float32, training=True)
+    assert largest_error(found, whole) < 1e-5
+    assert sum(asked) == 5
+    assert max(asked) < 5
 
 
 def test_what_a_text_costs_by_itself_counts_where_few_images_share_it() -> None:

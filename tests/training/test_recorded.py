@@ -19,6 +19,7 @@ from sremkit.errors import UserError
 from sremkit.methods import METHODS, build_method
 from sremkit.models import build_matcher
 from sremkit.recipes import TrainingSettings
+from sremkit.training import loop
 from sremkit.training.loop import Trainer
 from sremkit.training.recorded import (
     _WORDS,
@@ -31,6 +32,13 @@ from sremkit.training.recorded import (
 from training import tiny
 
 CUDA = torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def _kernels_where_cuda_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on the machines that these tests speak of."""
+    monkeypatch.setattr(kernels, "has_triton", lambda: True)
+    monkeypatch.setattr(kernels, "backend", "auto")
 
 
 def batch_of(words: tuple[int, int], *, known: bool = True) -> Batch:
@@ -189,6 +197,29 @@ def test_steps_of_a_shape_run_twice_then_are_recorded_then_replayed(monkeypatch:
     for longest in (12, 12, 12, 12, 5, 5, 5):
         steps(batch_of((1, longest)))
     assert story == ["usual 15"] * 4 + ["usual 7", "usual 7", "record 7"]  # what cannot be recorded never is
+
+
+@pytest.mark.parametrize(("precision", "held"), [("float32", (63,)), ("bf16", (63, 70))])
+def test_a_trainer_records_what_the_kernels_hold_in_its_format_and_tells_of_the_rest(
+    precision: str, held: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(loop, "records", lambda *_: True)
+    told: list[str] = []
+    reporter = Losses()
+    monkeypatch.setattr(reporter, "warn", told.append)
+    settings = TrainingSettings(epochs=1, batch_size=16, precision=precision)
+    matcher = build_matcher("sgr", image_dim=12, **MODELS["sgr"])
+    batches = Batches(lettered_pairs(num_images=20), batch_size=16, vocabulary=Letters())
+    trainer = Trainer(
+        matcher, build_method("srem"), batches, settings, device=torch.device("cpu"), reporter=reporter
+    )
+    can = trainer.recorded._can_record
+    for longest in (63, 70, 128, 140):
+        assert can(round_up(batch_of((1, longest)))) is (longest in held)
+    assert len(told) == 1
+    assert "longer captions" in told[0]
 
 
 class NoGraph:

@@ -101,5 +101,5 @@ def uses_triton(x: torch.Tensor) -> bool:
 
 def fits(dtype: torch.dtype, *, num_regions: int, num_nodes: int, sim_dim: int) -> bool:
     """Whether the kernels' blocks hold this many regions, nodes of a caption and similarity numbers."""
-    most_nodes = _MOST_NODES[dtype.itemsize]
+    most_nodes = _MOST_NODES.get(dtype.itemsize, 0)
     return num_regions <= _MOST_REGIONS and num_nodes <= most_nodes and sim_dim <= _MOST_SIMILARITY

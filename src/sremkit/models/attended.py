@@ -43,8 +43,8 @@ def kernels_serve(queries: Encoded, contexts: Encoded) -> bool:
 
 def kernels_hold(batch: Batch) -> bool:
     """Whether the kernels hold as many words and regions as this batch's items have, whoever asks."""
-    if batch.images is None or batch.words is None:
-        return True
+    if batch.images is None or batch.words is None or batch.most_words is None:
+        return False  # unless the host knows how many words there are, they are waited for
     num_regions = batch.images.shape[1] if batch.images.ndim == 3 else 1
     return _fit(batch.words.shape[1], num_regions) and _fit(num_regions, batch.words.shape[1])
 
@@ -76,9 +76,12 @@ class Attended(NamedTuple):
 
     scaled: Tensor  # (c, k, Q): the attention over the contexts k, times something for each query
     cosines: Tensor  # (c, Q)
+    adds_up: bool  # the something is 1
 
     def attention(self) -> Tensor:
         """(c, k, Q), adds up to 1 over the contexts k."""
+        if self.adds_up:
+            return self.scaled
         # A context without length is attended to with a sum of 0 over it, which must not be divided by.
         return self.scaled / self.scaled.sum(dim=1, keepdim=True).clamp_min(1e-12)
 
@@ -105,8 +108,9 @@ def attend_and_compare(
         if queries.packing is None:
             by_item = affinity.unflatten(2, queries.mask.shape)
             attention = attend(by_item, queries.mask, context_mask, scale=scale).flatten(2)
-            return Attended(attention, attended_cosines(compared, attention, queries.rows, gram))
+            cosines = attended_cosines(compared, attention, queries.rows, gram)
+            return Attended(attention, cosines, adds_up=True)
         from sremkit.kernels.region_attention import region_attention  # imports Triton
 
         scaled = region_attention(affinity, gram, context_mask, queries.packing, scale=scale)
-        return Attended(scaled, (scaled * compared).sum(dim=1))
+        return Attended(scaled, (scaled * compared).sum(dim=1), adds_up=False)

@@ -199,8 +199,8 @@ class IterativeMatching(Matcher):
         num_queries = max({"text": w, "image": r}[side] for side in self.sides)
         if kernels.uses_triton(next(self.parameters())):
             # Memories exist only of some items at a time, however many pairs there are; what a text costs by itself
-            # is shared by its pairs.
-            return 8 * r * w + 12 * d * w // max(1, len(images))
+            # is shared by its pairs in a block, of which we do not know yet how many images it has.
+            return 8 * r * w + 12 * d * w // max(1, min(len(images), 128))
         return 8 * r * w + 8 * d * num_queries
 
     def compare(self, images: Encoded, texts: Encoded) -> Tensor:

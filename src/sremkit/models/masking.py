@@ -1,8 +1,8 @@
 """What is absent has no influence: trimming, softmax, means and batch statistics over present items only.
 
 Trailing columns that nobody fills are cut off before anything is computed. So padding a batch further
-changes no bit of the result: the very same numbers, laid out alike, are added in the very same order. On a
-CUDA device they stay, because to find them the host would have to wait in every step.
+changes no bit of the result: the very same numbers, laid out alike, are added in the very same order. On any
+other device they stay, because to find them the host would have to wait in every step.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from sremkit import kernels
 from sremkit.models.gru import run_gru
 from sremkit.models.masking import masked_softmax
 from sremkit.models.similarity import full_precision
@@ -43,8 +44,9 @@ class GeneralizedPooling(nn.Module):
 
     def weights(self, lengths: Tensor, width: int, *, dtype: torch.dtype) -> Tensor:
         """Weight of each rank for items of these lengths: (b, width), rows sum to 1."""
-        some, which = few_lengths(lengths, width, may_wait=lengths.device.type == "cpu")
         codes = position_codes(width, self.position_dim, device=lengths.device, dtype=dtype)
+        # Without kernels the recurrence waits anyway.
+        some, which = few_lengths(lengths, width, may_wait=not kernels.uses_triton(codes))
         codes = codes.expand(len(some), -1, -1)  # (some, width, position_dim)
         present = torch.arange(width, device=lengths.device) < some.unsqueeze(1)
         hidden, _ = run_gru(self.gru, codes, present)

@@ -100,8 +100,8 @@ class NodeMatcher(CompiledParts, Matcher):
         return words, self.word_attention(words, mask)
 
     def kernels_hold(self, batch: Batch) -> bool:
-        if batch.images is None or batch.words is None:
-            return True
+        if batch.images is None or batch.words is None or batch.most_words is None:
+            return False  # unless the host knows how many words there are, they are waited for
         num_regions = batch.images.shape[1] if batch.images.ndim == 3 else 1
         return self._fit(num_regions=num_regions, longest=batch.words.shape[1])
 

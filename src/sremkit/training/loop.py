@@ -93,6 +93,7 @@ class Trainer:
             else None
         )
         self.average = AveragedWeights(self.matcher, settings.average) if settings.average else None
+        self._told_of_unheld = False
         self.best_weights: dict[str, Tensor] | None = None  # kept in memory when there is no folder
         self.state = RunState(
             self.matcher, self.optimizer, method, self.statistics, self.average, observer, device
@@ -196,8 +197,16 @@ class Trainer:
         return self.step(batch, warmup=warmup, full_precision=self._begins())
 
     def _kernels_hold(self, batch: Batch) -> bool:
+        """Whether a step of this batch can be recorded; the first one that cannot is told of."""
         with self.step.precision():
-            return self.matcher.kernels_hold(batch)
+            held = self.matcher.kernels_hold(batch)
+        if not held and not self._told_of_unheld and self.reporter is not None:
+            self._told_of_unheld = True
+            self.reporter.warn(
+                "training.recorded: some batches have longer captions, more regions or wider similarities than the "
+                "kernels hold; their steps run as usual, which is slower"
+            )
+        return held
 
     def _begins(self) -> bool:
         """Whether the next step is one of the first in bf16, which are in full precision."""
