@@ -97,6 +97,7 @@ def main() -> None:
             print(name, *worst.tolist(), int(right.clean_i2t.sum()), flush=True)
     _refused(rank)
     dist.barrier()
+    dist.barrier()  # as `joined` in sremkit.training.processes does, and why
     dist.destroy_process_group()
     os._exit(0)  # a thread of the collectives that ends late could abort a process whose work is done
 

@@ -62,6 +62,7 @@ def main() -> None:
         if rank == 0:
             print(name, loss, np.max(grads), int(alone.active_i2t.sum()), flush=True)
     told_of_a_step(whole, own, len(vocabulary))
+    dist.barrier()  # as `joined` in sremkit.training.processes does, and why
     dist.destroy_process_group()
 
 
