@@ -13,6 +13,7 @@ import torch.distributed as dist
 from sremkit.errors import UserError
 from sremkit.extras import require
 from sremkit.recipes import DEVICES, DEVICES_IN_WORDS
+from sremkit.training.trouble import StoppedError
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,24 @@ def joined(device: str = "auto") -> Iterator[Process]:
 
     The threads of the collectives must end before the interpreter does: one that still wants to give back a
     Python object then would abort the whole process, after all its work is done. A process that has nothing left to do
-    leaves so soon after its last collective that this happened now and then; so all wait for the slowest.
+    leaves so soon after its last collective that this happened now and then; so all wait for the slowest, also where
+    all have been stopped.
     """
     try:
-        yield this_process(device)
-        if dist.is_available() and dist.is_initialized():
-            dist.barrier()
+        try:
+            yield this_process(device)
+        except StoppedError:
+            _wait_for_all()
+            raise
+        _wait_for_all()
     finally:
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _wait_for_all() -> None:
+    if dist.is_available() and dist.is_initialized():
+        dist.barrier()
 
 
 def _check_device(device: str) -> None:
