@@ -17,6 +17,7 @@ from sremkit import kernels
 from sremkit.data.batch import Batch
 from sremkit.kernels.packing import Packing, aligned, by_caption, pack
 from sremkit.models.attention import attend, attended_cosines
+from sremkit.models.masking import known_widths
 from sremkit.models.matcher import Encoded
 from sremkit.models.similarity import full_precision, without_autocast
 
@@ -43,10 +44,8 @@ def kernels_serve(queries: Encoded, contexts: Encoded) -> bool:
 
 def kernels_hold(batch: Batch) -> bool:
     """Whether the kernels hold as many words and regions as this batch's items have, whoever asks."""
-    if batch.images is None or batch.words is None or batch.most_words is None:
-        return False  # unless the host knows how many words there are, they are waited for
-    num_regions = batch.images.shape[1] if batch.images.ndim == 3 else 1
-    return _fit(batch.words.shape[1], num_regions) and _fit(num_regions, batch.words.shape[1])
+    widths = known_widths(batch)
+    return widths is not None and _fit(*widths) and _fit(*reversed(widths))
 
 
 def _fit(num_queries: int, num_contexts: int) -> bool:

@@ -47,6 +47,13 @@ def words_of(batch: Batch) -> tuple[Tensor, Tensor]:
     return words.masked_fill(~mask, 0), mask
 
 
+def known_widths(batch: Batch) -> tuple[int, int] | None:
+    """Regions of an image and words of a text at most; None unless the host knows how many words there are in all."""
+    if batch.images is None or batch.words is None or batch.most_words is None:
+        return None
+    return batch.images.shape[1] if batch.images.ndim == 3 else 1, batch.words.shape[1]
+
+
 def masked_softmax(x: Tensor, mask: Tensor, dim: int) -> Tensor:
     """Softmax over present items; absent ones get exactly 0, also where nothing is present."""
     # A finite fill: minus infinity would turn a row without any present item into NaN.

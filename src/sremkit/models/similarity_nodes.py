@@ -26,6 +26,7 @@ from sremkit.models.chunks import length_chunks
 from sremkit.models.compiling import CompiledParts
 from sremkit.models.encoders import RegionEncoder, WordEncoder, check_positive, xavier_linear
 from sremkit.models.global_attention import RegionAttention, WordAttention
+from sremkit.models.masking import known_widths
 from sremkit.models.matcher import Encoded, Matcher
 from sremkit.models.similarity import full_precision, unit, without_autocast
 from sremkit.models.tiled_projection import can_tile, plain_nodes, tiled_nodes
@@ -100,10 +101,8 @@ class NodeMatcher(CompiledParts, Matcher):
         return words, self.word_attention(words, mask)
 
     def kernels_hold(self, batch: Batch) -> bool:
-        if batch.images is None or batch.words is None or batch.most_words is None:
-            return False  # unless the host knows how many words there are, they are waited for
-        num_regions = batch.images.shape[1] if batch.images.ndim == 3 else 1
-        return self._fit(num_regions=num_regions, longest=batch.words.shape[1])
+        widths = known_widths(batch)
+        return widths is not None and self._fit(num_regions=widths[0], longest=widths[1])
 
     def _fit(self, *, num_regions: int, longest: int) -> bool:
         dtype, sim_dim = kernels.compute_dtype(self.score.weight), self.score.in_features
