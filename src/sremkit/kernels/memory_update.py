@@ -35,16 +35,6 @@ def memory_update(memory: Tensor, from_memory: Tensor, attention: Tensor, from_c
 
 
 @jit
-def _tile(num_queries, width, QUERIES: tl.constexpr, COLUMNS: tl.constexpr):
-    """Item, queries and columns of this program, and which of them there are."""
-    item = tl.program_id(2).to(tl.int64)
-    q = tl.program_id(1) * QUERIES + tl.arange(0, QUERIES)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    mask = (q < num_queries)[:, None] & (column < width)[None, :]
-    return item, q, column, mask
-
-
-@jit
 def _places(item, q, column, num_queries, width, SHARED: tl.constexpr):
     """Where a tile lies in numbers (c, Q, width), or (1, Q, width) if they are shared."""
     row = q.to(tl.int64) if SHARED else item * num_queries + q
@@ -52,11 +42,16 @@ def _places(item, q, column, num_queries, width, SHARED: tl.constexpr):
 
 
 @jit
-def _gates(
-    from_memory, attention, from_contexts, item, q, column, mask, num_queries, num_contexts, width,
-    SHARED: tl.constexpr, CONTEXTS: tl.constexpr, PRECISION: tl.constexpr,
+def _tile(
+    memory, from_memory, attention, from_contexts, num_queries, num_contexts, width,
+    MEMORY_SHARED: tl.constexpr, FROM_SHARED: tl.constexpr,
+    QUERIES: tl.constexpr, COLUMNS: tl.constexpr, CONTEXTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The gate and the output of a tile (QUERIES, COLUMNS)."""
+    """Where this program's tile is (item, queries, columns, which of them there are); its memory, gate and output."""
+    item = tl.program_id(2).to(tl.int64)
+    q = tl.program_id(1) * QUERIES + tl.arange(0, QUERIES)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    mask = (q < num_queries)[:, None] & (column < width)[None, :]
     k = tl.arange(0, CONTEXTS)
     has_context = k < num_contexts
     a = tl.load(
@@ -70,10 +65,12 @@ def _gates(
     output = tl.dot(
         a, tl.load(from_contexts + places + width, mask=inside, other=0.0), input_precision=PRECISION
     )
-    own = _places(item, q, column, num_queries, 2 * width, SHARED)
+    own = _places(item, q, column, num_queries, 2 * width, FROM_SHARED)
     gate += tl.load(from_memory + own, mask=mask, other=0.0).to(tl.float32)
     output += tl.load(from_memory + own + width, mask=mask, other=0.0).to(tl.float32)
-    return tl.sigmoid(gate), 2.0 * tl.sigmoid(2.0 * output) - 1.0
+    own = _places(item, q, column, num_queries, width, MEMORY_SHARED)
+    m = tl.load(memory + own, mask=mask, other=0.0).to(tl.float32)
+    return item, q, column, mask, m, tl.sigmoid(gate), 2.0 * tl.sigmoid(2.0 * output) - 1.0
 
 
 @jit(do_not_specialize=["num_queries"])
@@ -83,13 +80,10 @@ def remember(
     QUERIES: tl.constexpr, COLUMNS: tl.constexpr, CONTEXTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Forward: one item, QUERIES queries and COLUMNS columns a program."""
-    item, q, column, mask = _tile(num_queries, width, QUERIES, COLUMNS)
-    gate, output = _gates(
-        from_memory, attention, from_contexts, item, q, column, mask,
-        num_queries, num_contexts, width, FROM_SHARED, CONTEXTS, PRECISION,
+    item, q, column, mask, m, gate, output = _tile(
+        memory, from_memory, attention, from_contexts, num_queries, num_contexts, width,
+        MEMORY_SHARED, FROM_SHARED, QUERIES, COLUMNS, CONTEXTS, PRECISION,
     )  # fmt: skip
-    own = _places(item, q, column, num_queries, width, MEMORY_SHARED)
-    m = tl.load(memory + own, mask=mask, other=0.0).to(tl.float32)
     places = _places(item, q, column, num_queries, width, False)
     tl.store(out + places, (output + gate * (m - output)).to(out.dtype.element_ty), mask=mask)
 
@@ -101,13 +95,10 @@ def remember_back(
     QUERIES: tl.constexpr, COLUMNS: tl.constexpr, CONTEXTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Backward: the gradients by the memory and by the sums x, each item's own."""
-    item, q, column, mask = _tile(num_queries, width, QUERIES, COLUMNS)
-    gate, output = _gates(
-        from_memory, attention, from_contexts, item, q, column, mask,
-        num_queries, num_contexts, width, FROM_SHARED, CONTEXTS, PRECISION,
+    item, q, column, mask, m, gate, output = _tile(
+        memory, from_memory, attention, from_contexts, num_queries, num_contexts, width,
+        MEMORY_SHARED, FROM_SHARED, QUERIES, COLUMNS, CONTEXTS, PRECISION,
     )  # fmt: skip
-    own = _places(item, q, column, num_queries, width, MEMORY_SHARED)
-    m = tl.load(memory + own, mask=mask, other=0.0).to(tl.float32)
     places = _places(item, q, column, num_queries, width, False)
     up = tl.load(upstream + places, mask=mask, other=0.0).to(tl.float32)
     tl.store(by_memory + places, (up * gate).to(by_memory.dtype.element_ty), mask=mask)
