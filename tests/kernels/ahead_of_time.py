@@ -29,7 +29,7 @@ NUMBERS = {
     "num_here", "upstream_stride", "out_stride", "step", "num_steps", "num_items", "hidden",
     "num_rows", "num_columns", "num_lines", "num_images", "width", "num_queries", "num_contexts",
 }  # fmt: skip
-ALWAYS_FLOAT32 = {"inverse", "by_gram", "gram", "weights", "by_weights", "bias", "by_bias"}
+ALWAYS_FLOAT32 = {"inverse", "sums", "gram", "weights", "by_weights", "bias", "by_bias"}
 
 
 def shared_memory(kernel, dtype: str, constants: dict, *, num_warps: int, num_stages: int, float32=()) -> int:
@@ -85,13 +85,13 @@ def main() -> None:
         for nodes in (32, 128 if size == 2 else 64):
             graph = {
                 "ONLY_GLOBAL": False,
-                "ASKING": nodes,
+                "SHORT": nodes // 2,
                 "NODES": nodes,
                 "SIM": 256,
                 "PRECISION": precision,
             }
             graph["BLOCK_S"] = node_attention._columns(nodes, size)
-            schedule = node_attention._schedule(nodes)
+            schedule = node_attention._schedule(nodes, size)
             for kernel in (node_attention.attend, node_attention.attend_back):
                 name = f"{kernel.__name__} {dtype} {nodes}"
                 found[name] = shared_memory(kernel, dtype, graph, **schedule)
@@ -121,17 +121,18 @@ def main() -> None:
             found[f"add_rows {dtype} {relu}"] = shared_memory(
                 node_linear.add_rows, dtype, constants, num_warps=4, num_stages=1, float32=("parts",)
             )
-        for kernel in (region_attention.attend_regions, region_attention.attend_regions_back):
-            attention_precision = "tf32" if size == 2 else precision
-            constants = {"REGIONS": 64, "WORDS": 32, "PARTS": 16, "PRECISION": attention_precision}
-            if kernel is region_attention.attend_regions:
-                del constants["PARTS"]
+        for kernel, num_warps in (
+            (region_attention.attend_regions, region_attention._WARPS),
+            (region_attention.attend_regions_back, region_attention._WARPS_BACK),
+        ):
+            constants = {
+                "REGIONS": 64,
+                "SHORT": 16,
+                "WORDS": 32,
+                "PRECISION": "tf32" if size == 2 else precision,
+            }
             found[f"{kernel.__name__} {dtype}"] = shared_memory(
-                kernel,
-                dtype,
-                constants,
-                num_warps=region_attention._WARPS,
-                num_stages=1,
+                kernel, dtype, constants, num_warps=num_warps, num_stages=1
             )
         kept = ("states", "out", "gates", "carry", "upstream")
         for kernel, cut, more in (

@@ -35,11 +35,13 @@ class Case:
         return len(self.lengths) + self.num_words
 
 
-#: Nothing divides anything; one word, one region, one image; more regions and words than a small block.
+#: Nothing divides anything; one word, one region, one image; more regions and words than a small block; captions
+#: that just are half as long as the longest may be, and just are not, with and without their global node.
 CASES = {
     "odd": Case([3, 7, 1, 5], images=3, regions=5, width=37, sim=19),
     "one-of-all": Case([1], images=1, regions=1, width=16, sim=16),
     "long": Case([40, 2], images=2, regions=18, width=70, sim=33),
+    "halves": Case([15, 16, 17, 31], images=2, regions=3, width=20, sim=17),
 }
 
 

@@ -135,6 +135,22 @@ def test_attention_to_nothing_is_finite_with_finite_gradients() -> None:
     assert torch.isfinite(attention.grad).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_gram_matrix_of_half_precision_has_all_digits_of_the_rounded_numbers(dtype: torch.dtype) -> None:
+    rounded = random(2, 3, 40).to(dtype).requires_grad_()
+    exact = rounded.detach().double().requires_grad_()
+    found = gram_matrix(rounded)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), gram_matrix(exact), rtol=1e-6, atol=1e-5)
+    upstream = random(2, 3, 3, seed=1)  # not symmetric, as gradients need not be
+    found.backward(upstream.float())
+    gram_matrix(exact).backward(upstream)
+    assert rounded.grad.dtype == dtype
+    torch.testing.assert_close(rounded.grad.double(), exact.grad, rtol=2e-2, atol=5e-2)
+    wrong = 2 * upstream @ exact.detach()  # what it would be for a symmetric one
+    assert (wrong - exact.grad).abs().max() > 0.5
+
+
 def test_scaled_attention_attends_to_unit_vectors() -> None:
     contexts, attention = random(2, 3, 4), random(2, 3, 5, 6, seed=1).softmax(dim=1)
     found = torch.einsum("ckql,ckd->cqld", unit_attention(attention, gram_matrix(contexts)), contexts)

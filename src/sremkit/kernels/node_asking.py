@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sremkit.kernels.language import in_format
 from sremkit.kernels.node_attention import attend, attend_back, launch, plain_node_attention
-from sremkit.kernels.node_linear import column_sums, product
+from sremkit.kernels.node_linear import product
 from sremkit.kernels.packing import Packing
 from sremkit.kernels.tails import clear_tail
 from sremkit.kernels.twice import recorded_gradients
@@ -84,7 +84,8 @@ class _NodeAsking(torch.autograd.Function):
                 )
             g, x, a = in_format(nodes.dtype, upstream, nodes, weight)
             by_q, by_x = torch.empty_like(q), torch.empty_like(x)
-            launch(attend_back, q, x, (g, q, x, by_q, by_x), packing)
+            sums = q.new_empty(len(q), packing.num_texts, q.shape[2], dtype=torch.float32)  # of by_q
+            launch(attend_back, q, x, (g, q, x, by_q, by_x, sums), packing)
             if only_global:
                 clear_tail(packing, by_x)
                 by_x[:, : packing.num_texts].baddbmm_(by_q, a.expand(len(x), -1, -1))
@@ -93,4 +94,4 @@ class _NodeAsking(torch.autograd.Function):
                 by_x.flatten(0, 1).addmm_(by_q.flatten(0, 1), a)
             asked = _who_asks(x, packing, only_global).flatten(0, 1)
             by_weight = by_q.flatten(0, 1).T @ asked
-        return by_x, by_weight.to(weight.dtype), column_sums(by_q).to(bias.dtype), None, None
+        return by_x, by_weight.to(weight.dtype), sums.sum(dim=(0, 1)).to(bias.dtype), None, None

@@ -56,13 +56,10 @@ def _products(left, right, left_at, right_at, has_left, has_right, sim_dim,
     return total
 
 
-@jit(do_not_specialize=["num_texts", "num_nodes", "num_asking"])
-def attend(
-    asking, nodes, out, starts, num_texts, num_nodes, num_asking, sim_dim,
-    ONLY_GLOBAL: tl.constexpr, ASKING: tl.constexpr, NODES: tl.constexpr,
-    SIM: tl.constexpr, BLOCK_S: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Forward: one image and one caption a program."""
+@jit
+def _caption(starts, num_texts, num_nodes, num_asking, sim_dim, ONLY_GLOBAL: tl.constexpr,
+             ASKING: tl.constexpr, NODES: tl.constexpr):  # fmt: skip
+    """Where this program's nodes and those that ask lie, and which of them there are."""
     text = tl.program_id(0)
     image = tl.program_id(1).to(tl.int64)
     rows, count = caption_rows(starts, text, num_texts, NODES)
@@ -70,6 +67,19 @@ def attend(
     has_node = tl.arange(0, NODES) < count
     has_asking = tl.arange(0, ASKING) < (1 if ONLY_GLOBAL else count)
     at, asking_at = (image * num_nodes + rows) * sim_dim, (image * num_asking + asking_rows) * sim_dim
+    return at, asking_at, has_node, has_asking
+
+
+@jit
+def _attend(
+    asking, nodes, out, starts, num_texts, num_nodes, num_asking, sim_dim,
+    ONLY_GLOBAL: tl.constexpr, ASKING: tl.constexpr, NODES: tl.constexpr,
+    SIM: tl.constexpr, BLOCK_S: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Forward for a caption of up to NODES nodes."""
+    at, asking_at, has_node, has_asking = _caption(
+        starts, num_texts, num_nodes, num_asking, sim_dim, ONLY_GLOBAL, ASKING, NODES
+    )
     scores = _products(
         asking, nodes, asking_at, at, has_asking, has_node, sim_dim, ASKING, NODES, SIM, BLOCK_S, PRECISION
     )
@@ -87,19 +97,40 @@ def attend(
 
 
 @jit(do_not_specialize=["num_texts", "num_nodes", "num_asking"])
-def attend_back(
-    upstream, asking, nodes, by_asking, by_nodes, starts, num_texts, num_nodes, num_asking, sim_dim,
+def attend(
+    asking, nodes, out, starts, num_texts, num_nodes, num_asking, sim_dim,
+    ONLY_GLOBAL: tl.constexpr, SHORT: tl.constexpr, NODES: tl.constexpr,
+    SIM: tl.constexpr, BLOCK_S: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Forward: one image and one caption a program."""
+    if _num_nodes(starts) <= SHORT:
+        _attend(
+            asking, nodes, out, starts, num_texts, num_nodes, num_asking, sim_dim,
+            ONLY_GLOBAL, 16 if ONLY_GLOBAL else SHORT, SHORT, SIM, BLOCK_S, PRECISION,
+        )  # fmt: skip
+    else:
+        _attend(
+            asking, nodes, out, starts, num_texts, num_nodes, num_asking, sim_dim,
+            ONLY_GLOBAL, 16 if ONLY_GLOBAL else NODES, NODES, SIM, BLOCK_S, PRECISION,
+        )  # fmt: skip
+
+
+@jit
+def _num_nodes(starts):
+    text = tl.program_id(0)
+    return 1 + tl.load(starts + text + 1) - tl.load(starts + text)
+
+
+@jit
+def _attend_back(
+    upstream, asking, nodes, by_asking, by_nodes, sums, starts, num_texts, num_nodes, num_asking, sim_dim,
     ONLY_GLOBAL: tl.constexpr, ASKING: tl.constexpr, NODES: tl.constexpr,
     SIM: tl.constexpr, BLOCK_S: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Backward: every node belongs to one program, so each gradient is written once."""
-    text = tl.program_id(0)
-    image = tl.program_id(1).to(tl.int64)
-    rows, count = caption_rows(starts, text, num_texts, NODES)
-    asking_rows, _count = caption_rows(starts, text, num_texts, ASKING)
-    has_node = tl.arange(0, NODES) < count
-    has_asking = tl.arange(0, ASKING) < (1 if ONLY_GLOBAL else count)
-    at, asking_at = (image * num_nodes + rows) * sim_dim, (image * num_asking + asking_rows) * sim_dim
+    """Backward for a caption of up to NODES nodes."""
+    at, asking_at, has_node, has_asking = _caption(
+        starts, num_texts, num_nodes, num_asking, sim_dim, ONLY_GLOBAL, ASKING, NODES
+    )
     scores = _products(
         asking, nodes, asking_at, at, has_asking, has_node, sim_dim, ASKING, NODES, SIM, BLOCK_S, PRECISION
     )
@@ -109,6 +140,7 @@ def attend_back(
     edges = _softmax(scores, has_node)
     by_scores = edges * (by_edges - tl.sum(edges * by_edges, axis=1)[:, None])
     edges, by_scores = edges.to(nodes.dtype.element_ty), by_scores.to(nodes.dtype.element_ty)
+    sums += (tl.program_id(1).to(tl.int64) * num_texts + tl.program_id(0)) * sim_dim
     for start in range(0, SIM, BLOCK_S):
         s = start + tl.arange(0, BLOCK_S)
         inside = s < sim_dim
@@ -117,11 +149,34 @@ def attend_back(
         x = tl.load(nodes + places, mask=mask, other=0.0)
         q = tl.load(asking + asking_places, mask=asking_mask, other=0.0)
         g = tl.load(upstream + asking_places, mask=asking_mask, other=0.0)
-        by_q = tl.dot(by_scores, x, input_precision=PRECISION)
+        by_q = tl.dot(by_scores, x, input_precision=PRECISION)  # 0 for those who are not there
         tl.store(by_asking + asking_places, by_q.to(by_asking.dtype.element_ty), mask=asking_mask)
+        tl.store(sums + s, tl.sum(by_q, axis=0), mask=inside)
         by_x = tl.dot(tl.trans(edges), g, input_precision=PRECISION)
         by_x = tl.dot(tl.trans(by_scores), q, by_x, input_precision=PRECISION)
         tl.store(by_nodes + places, by_x.to(by_nodes.dtype.element_ty), mask=mask)
+
+
+@jit(do_not_specialize=["num_texts", "num_nodes", "num_asking"])
+def attend_back(
+    upstream, asking, nodes, by_asking, by_nodes, sums, starts, num_texts, num_nodes, num_asking, sim_dim,
+    ONLY_GLOBAL: tl.constexpr, SHORT: tl.constexpr, NODES: tl.constexpr,
+    SIM: tl.constexpr, BLOCK_S: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Backward: every node belongs to one program, so each gradient is written once.
+
+    `sums` are of the gradients of those who ask, one row a program.
+    """
+    if _num_nodes(starts) <= SHORT:
+        _attend_back(
+            upstream, asking, nodes, by_asking, by_nodes, sums, starts, num_texts, num_nodes, num_asking, sim_dim,
+            ONLY_GLOBAL, 16 if ONLY_GLOBAL else SHORT, SHORT, SIM, BLOCK_S, PRECISION,
+        )  # fmt: skip
+    else:
+        _attend_back(
+            upstream, asking, nodes, by_asking, by_nodes, sums, starts, num_texts, num_nodes, num_asking, sim_dim,
+            ONLY_GLOBAL, 16 if ONLY_GLOBAL else NODES, NODES, SIM, BLOCK_S, PRECISION,
+        )  # fmt: skip
 
 
 def launch(kernel: Any, q: Tensor, x: Tensor, tensors: tuple[Tensor, ...], packing: Packing) -> None:
@@ -136,12 +191,12 @@ def launch(kernel: Any, q: Tensor, x: Tensor, tensors: tuple[Tensor, ...], packi
         q.shape[1],
         q.shape[2],
         ONLY_GLOBAL=only_global,
-        ASKING=16 if only_global else num_nodes,
+        SHORT=max(16, num_nodes // 2),  # most captions are not half as long as the longest one may be
         NODES=num_nodes,
         SIM=block(q.shape[2]),
         BLOCK_S=min(block(q.shape[2]), _columns(num_nodes, q.element_size())),
         PRECISION=precision(q.dtype),
-        **_schedule(num_nodes),
+        **_schedule(num_nodes, q.element_size()),
     )
 
 
@@ -150,5 +205,7 @@ def _columns(num_nodes: int, itemsize: int) -> int:
     return 32 if itemsize == 4 else 128 if num_nodes <= 64 else 64
 
 
-def _schedule(num_nodes: int) -> dict[str, int]:
-    return {"num_warps": 4 if num_nodes <= 32 else 8, "num_stages": 2 if num_nodes <= 64 else 1}
+def _schedule(num_nodes: int, itemsize: int) -> dict[str, int]:
+    if num_nodes > 32:
+        return {"num_warps": 8, "num_stages": 2 if num_nodes <= 64 else 1}
+    return {"num_warps": 2 if itemsize == 2 else 4, "num_stages": 2}

@@ -21,8 +21,7 @@ from sremkit.kernels.packing import Packing
 from sremkit.kernels.tails import clear_last_words
 from sremkit.kernels.twice import recorded_gradients
 
-_WARPS = 4  # two spill registers, eight wait for each other
-_PARTS = 16  # programs an image in the backward pass; each adds up a Gram gradient of its own
+_WARPS, _WARPS_BACK = 4, 8
 
 
 def region_attention(
@@ -70,85 +69,118 @@ def plain_region_attention(
 @jit
 def _attention(x, g, has_region, scale, epsilon, PRECISION: tl.constexpr):
     """From affinities (REGIONS, WORDS) and the Gram matrix: every stage of the formula."""
-    clipped = tl.where(x > 0, x, 0.1 * x)
+    clipped = tl.maximum(x, 0.1 * x)
     norm = tl.sqrt(tl.sum(clipped * clipped, axis=1))
-    scores = scale * clipped / (norm + epsilon)[:, None]
+    unit = clipped * (1.0 / (norm + epsilon))[:, None]
+    scores = unit * (1.4426950408889634 * scale)  # log2 e: powers of two are cheaper
     scores = tl.where(has_region[:, None], scores, -1e30)
-    exponent = tl.exp(scores - tl.max(scores, axis=0)[None, :])
-    a = tl.where(has_region[:, None], exponent / tl.sum(exponent, axis=0)[None, :], 0.0)
+    power = tl.exp2(scores - tl.max(scores, axis=0)[None, :])
+    a = power * (1.0 / tl.sum(power, axis=0))[None, :]
+    a = tl.where(has_region[:, None], a, 0.0)
     reached = tl.dot(g, a, input_precision=PRECISION)  # G a
-    square = tl.sum(a * reached, axis=0)
-    length = tl.sqrt(tl.maximum(square, epsilon * epsilon))
-    return clipped, norm, a, reached, square, length
+    return norm, unit, a, reached, tl.sum(a * reached, axis=0)
 
 
-@jit(do_not_specialize=["num_words", "num_texts"])
-def attend_regions(
-    affinity, gram, region_mask, out, starts, num_words, num_texts, num_regions, scale, epsilon,
-    REGIONS: tl.constexpr, WORDS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Forward: one image and one caption a program."""
-    text = tl.program_id(0)
+@jit
+def _image(gram, region_mask, num_regions, REGIONS: tl.constexpr):
+    """This program's image; its regions, which of them are in the tensors and in the image; their Gram matrix."""
     image = tl.program_id(1).to(tl.int64)
-    r, w = tl.arange(0, REGIONS), tl.arange(0, WORDS)
-    first = tl.load(starts + text)
-    has_word = w < tl.load(starts + text + 1) - first
+    r = tl.arange(0, REGIONS)
     inside = r < num_regions
     has_region = tl.load(region_mask + image * num_regions + r, mask=inside, other=0) != 0
     g = tl.load(
-        gram + image * num_regions * num_regions + r[:, None] * num_regions + r[None, :],
+        gram + image * num_regions * num_regions + (r[:, None] * num_regions + r[None, :]),
         mask=inside[:, None] & inside[None, :],
         other=0.0,
     )
-    places = image * num_regions * num_words + r[:, None] * num_words + first + w[None, :]
-    mask = inside[:, None] & has_word[None, :]
-    x = tl.load(affinity + places, mask=mask, other=0.0).to(tl.float32)
-    _clipped, _norm, a, _reached, _square, length = _attention(x, g, has_region, scale, epsilon, PRECISION)
-    tl.store(out + places, (a / (length + epsilon)[None, :]).to(out.dtype.element_ty), mask=mask)
+    return image, r, inside, has_region, g
 
 
-@jit(do_not_specialize=["num_words", "num_texts"])
-def attend_regions_back(
-    upstream, affinity, gram, region_mask, by_affinity, by_gram, starts,
-    num_words, num_texts, num_regions, scale, epsilon,
-    PARTS: tl.constexpr, REGIONS: tl.constexpr, WORDS: tl.constexpr, PRECISION: tl.constexpr,
+@jit
+def _caption(
+    affinity, out, rows, inside, has_region, count, g, scale, epsilon,
+    WORDS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Backward: one image and every PARTS-th caption a program."""
-    part = tl.program_id(0)
-    image = tl.program_id(1).to(tl.int64)
-    r, w = tl.arange(0, REGIONS), tl.arange(0, WORDS)
-    inside = r < num_regions
-    has_region = tl.load(region_mask + image * num_regions + r, mask=inside, other=0) != 0
-    square_mask = inside[:, None] & inside[None, :]
-    square_places = r[:, None] * num_regions + r[None, :]
-    g = tl.load(gram + image * num_regions * num_regions + square_places, mask=square_mask, other=0.0)
-    by_g = tl.full((REGIONS, REGIONS), 0.0, tl.float32)
-    text = part
-    while text < num_texts:
-        first = tl.load(starts + text)
-        has_word = w < tl.load(starts + text + 1) - first
-        places = image * num_regions * num_words + r[:, None] * num_words + first + w[None, :]
-        mask = inside[:, None] & has_word[None, :]
-        x = tl.load(affinity + places, mask=mask, other=0.0).to(tl.float32)
-        up = tl.load(upstream + places, mask=mask, other=0.0).to(tl.float32)
-        clipped, norm, a, reached, square, length = _attention(x, g, has_region, scale, epsilon, PRECISION)
-        inverse = 1.0 / (length + epsilon)
-        # out = a / (length + ε), length = sqrt(aᵀ G a): a's gradient has a part by the length.
-        by_square = -tl.sum(up * a, axis=0) * inverse * inverse / (2.0 * length)
-        by_square = tl.where(square > epsilon * epsilon, by_square, 0.0)
-        by_g = tl.dot(a * by_square[None, :], tl.trans(a), by_g, input_precision=PRECISION)
-        by_a = up * inverse[None, :] + 2.0 * by_square[None, :] * reached
-        by_unit = scale * a * (by_a - tl.sum(a * by_a, axis=0)[None, :])
-        # The norm over the words: u = c / (‖c‖ + ε).
-        inverse_norm = 1.0 / (norm + epsilon)
-        along = tl.sum(by_unit * clipped, axis=1) * inverse_norm * inverse_norm
-        along = tl.where(norm > 0.0, along / tl.maximum(norm, 1e-30), 0.0)
-        by_clipped = by_unit * inverse_norm[:, None] - clipped * along[:, None]
-        by_x = tl.where(x > 0, by_clipped, 0.1 * by_clipped)
-        tl.store(by_affinity + places, by_x.to(by_affinity.dtype.element_ty), mask=mask)
-        text += PARTS
-    by_gram += (image * PARTS + part) * num_regions * num_regions
-    tl.store(by_gram + square_places, by_g, mask=square_mask)
+    """Forward for a caption of up to WORDS words, whose first affinities the pointers are at."""
+    w = tl.arange(0, WORDS)
+    places = rows[:, None] + w[None, :]
+    mask = inside[:, None] & (w < count)[None, :]
+    x = tl.load(affinity + places, mask=mask, other=0.0).to(tl.float32)
+    _norm, _unit, a, _reached, square = _attention(x, g, has_region, scale, epsilon, PRECISION)
+    inverse = 1.0 / (tl.sqrt(tl.maximum(square, epsilon * epsilon)) + epsilon)
+    tl.store(out + places, (a * inverse[None, :]).to(out.dtype.element_ty), mask=mask)
+
+
+@jit(do_not_specialize=["num_words"])
+def attend_regions(
+    affinity, gram, region_mask, out, starts, num_words, num_regions, scale, epsilon,
+    REGIONS: tl.constexpr, SHORT: tl.constexpr, WORDS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Forward: one image and one caption a program."""
+    image, r, inside, has_region, g = _image(gram, region_mask, num_regions, REGIONS)
+    first = tl.load(starts + tl.program_id(0))
+    count = tl.load(starts + tl.program_id(0) + 1) - first
+    begin = image * num_regions * num_words + first
+    affinity, out, rows = affinity + begin, out + begin, r * num_words
+    if count <= SHORT:
+        _caption(affinity, out, rows, inside, has_region, count, g, scale, epsilon, SHORT, PRECISION)
+    else:
+        _caption(affinity, out, rows, inside, has_region, count, g, scale, epsilon, WORDS, PRECISION)
+
+
+@jit
+def _caption_back(
+    upstream, affinity, by_affinity, by_length, rows, inside, has_region, count, g, scale, epsilon,
+    WORDS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Backward for a caption of up to WORDS words."""
+    w = tl.arange(0, WORDS)
+    places = rows[:, None] + w[None, :]
+    mask = inside[:, None] & (w < count)[None, :]
+    x = tl.load(affinity + places, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(upstream + places, mask=mask, other=0.0).to(tl.float32)
+    norm, unit, a, reached, square = _attention(x, g, has_region, scale, epsilon, PRECISION)
+    length = tl.sqrt(tl.maximum(square, epsilon * epsilon))
+    inverse = 1.0 / (length + epsilon)
+    # out = a / (length + ε), length = sqrt(aᵀ G a): a's gradient has a part by the length.
+    along_a = tl.sum(up * a, axis=0)
+    by_square = tl.where(square > epsilon * epsilon, -along_a * inverse * inverse / (2.0 * length), 0.0)
+    wanted = a * (by_square * (length + epsilon))[None, :]
+    tl.store(by_length + places, wanted.to(by_length.dtype.element_ty), mask=mask)
+    by_a = up * inverse[None, :] + reached * (2.0 * by_square)[None, :]
+    by_unit = a * (by_a - tl.sum(a * by_a, axis=0)[None, :])
+    # unit = c / (‖c‖ + ε): c's gradient has a part by the norm.
+    along = tl.sum(by_unit * unit, axis=1) * (norm + epsilon) / tl.maximum(norm, 1e-30)
+    by_clipped = (by_unit - unit * along[:, None]) * (scale / (norm + epsilon))[:, None]
+    by_x = tl.where(x > 0, by_clipped, 0.1 * by_clipped)
+    tl.store(by_affinity + places, by_x.to(by_affinity.dtype.element_ty), mask=mask)
+
+
+@jit(do_not_specialize=["num_words"])
+def attend_regions_back(
+    upstream, affinity, gram, region_mask, by_affinity, by_length, starts, num_words, num_regions, scale, epsilon,
+    REGIONS: tl.constexpr, SHORT: tl.constexpr, WORDS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Backward: one image and one caption a program.
+
+    The Gram matrix's gradient is a sum over all words of an image: `by_length` times the attention that came out.
+    """
+    image, r, inside, has_region, g = _image(gram, region_mask, num_regions, REGIONS)
+    first = tl.load(starts + tl.program_id(0))
+    count = tl.load(starts + tl.program_id(0) + 1) - first
+    begin, rows = image * num_regions * num_words + first, r * num_words
+    upstream, affinity = upstream + begin, affinity + begin
+    by_affinity, by_length = by_affinity + begin, by_length + begin
+    if count <= SHORT:
+        _caption_back(
+            upstream, affinity, by_affinity, by_length, rows, inside, has_region, count, g, scale, epsilon,
+            SHORT, PRECISION,
+        )  # fmt: skip
+    else:
+        _caption_back(
+            upstream, affinity, by_affinity, by_length, rows, inside, has_region, count, g, scale, epsilon,
+            WORDS, PRECISION,
+        )  # fmt: skip
 
 
 class _RegionAttention(torch.autograd.Function):
@@ -167,17 +199,17 @@ class _RegionAttention(torch.autograd.Function):
         n, r, num_words = x.shape
         if out.numel():
             attend_regions[(packing.num_texts, n)](
-                x, g, present.contiguous(), out, packing.starts,
-                num_words, packing.num_texts, r, float(scale), EPSILON, **_blocks(r, packing, x.dtype),
+                x, g, present.contiguous(), out, packing.starts, num_words, r, float(scale), EPSILON,
+                **_blocks(r, packing, x.dtype), num_warps=_WARPS,
             )  # fmt: skip
             clear_last_words(packing, out)
-        ctx.save_for_backward(affinity, gram, region_mask)
+        ctx.save_for_backward(affinity, gram, region_mask, out)
         ctx.packing, ctx.scale = packing, scale
         return out
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        affinity, gram, region_mask = ctx.saved_tensors
+        affinity, gram, region_mask, out = ctx.saved_tensors
         packing, scale = ctx.packing, ctx.scale
         if torch.is_grad_enabled():
             needed = ctx.needs_input_grad[:2]
@@ -190,25 +222,26 @@ class _RegionAttention(torch.autograd.Function):
             return found[0], found[1], None, None, None, None
         x, g, present = affinity.contiguous(), gram.float().contiguous(), region_mask.to(torch.uint8)
         n, r, num_words = x.shape
-        by_x = torch.empty_like(x)
-        by_g = g.new_empty(n, _PARTS, r, r)
+        by_x, by_length = torch.empty_like(x), torch.empty_like(out)
         if by_x.numel():
-            attend_regions_back[(_PARTS, n)](
-                upstream.contiguous(), x, g, present.contiguous(), by_x, by_g, packing.starts,
-                num_words, packing.num_texts, r, float(scale), EPSILON, PARTS=_PARTS, **_blocks(r, packing, x.dtype),
+            attend_regions_back[(packing.num_texts, n)](
+                upstream.contiguous(), x, g, present.contiguous(), by_x, by_length, packing.starts,
+                num_words, r, float(scale), EPSILON, **_blocks(r, packing, x.dtype), num_warps=_WARPS_BACK,
             )  # fmt: skip
-            clear_last_words(packing, by_x)
-        else:
-            by_g.zero_()
-        return by_x, by_g.sum(dim=1).to(gram.dtype), None, None, None, None
+            clear_last_words(packing, by_x, by_length)
+        with torch.autocast(device_type=x.device.type, enabled=False):
+            by_gram = by_length @ out.transpose(1, 2)
+        return by_x, by_gram.to(gram.dtype), None, None, None, None
 
 
 def _blocks(num_regions: int, packing: Packing, dtype: torch.dtype) -> dict[str, Any]:
+    words = block(packing.longest)
     return {
         "REGIONS": block(num_regions),
-        "WORDS": block(packing.longest),
+        # Most captions are not half as long as the longest one may be.
+        "SHORT": max(16, words // 2),
+        "WORDS": words,
         # Affinities of half precision have fewer digits than a TF32 product.
         "PRECISION": "tf32" if dtype.itemsize == 2 else precision(torch.float32),
-        "num_warps": _WARPS,
         "num_stages": 1,
     }

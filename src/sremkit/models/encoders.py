@@ -63,7 +63,8 @@ class WordEncoder(nn.Module):
     def states(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """States (b, w, d) of the recurrent network, and which words there are (b, w)."""
         numbers, mask = words_of(batch)
-        states, _ = run_gru(self.gru, self.dropout(self.embed(numbers)), mask)
+        words = self.embed(numbers.int())  # on a GPU the gradient sorts them, by as many digits as they have
+        states, _ = run_gru(self.gru, self.dropout(words), mask)
         return states, mask
 
     def finished(self, states: Tensor, mask: Tensor) -> Tensor:

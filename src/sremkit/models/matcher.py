@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from sremkit.data.batch import Batch
 from sremkit.errors import DataError
+from sremkit.models.at_once import at_once
 
 Progress = Callable[[int, int], None]  # called with (pairs done, pairs in all)
 
@@ -144,7 +145,12 @@ class Matcher(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits (b, b) of a batch: rows images, columns texts, diagonal the given pairs."""
-        return self.compare(self.encode_images(batch), self.encode_texts(batch))
+        return self.compare(*self.encode(batch))
+
+    def encode(self, batch: Batch) -> tuple[Encoded, Encoded]:
+        """A batch's images and texts, for training."""
+        device = batch.pair_id.device
+        return at_once(lambda: self.encode_images(batch), lambda: self.encode_texts(batch), device=device)
 
     def extra_losses(self, batch: Batch, images: Encoded | None = None) -> dict[str, Tensor]:
         """Losses that belong to the backbone and not to the objective, by name, already weighted.
@@ -158,8 +164,8 @@ class Matcher(nn.Module):
 
     def logits_and_losses(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """`forward`'s logits and the extra losses, from one encoding of the images."""
-        images = self.encode_images(batch)
-        logits = self.compare(images, self.encode_texts(batch))
+        images, texts = self.encode(batch)
+        logits = self.compare(images, texts)
         return logits, self.extra_losses(batch, images)
 
     def kernels_hold(self, batch: Batch) -> bool:

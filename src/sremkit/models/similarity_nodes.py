@@ -159,8 +159,8 @@ class NodeMatcher(CompiledParts, Matcher):
         from sremkit.kernels.region_attention import region_attention
 
         dtype = kernels.compute_dtype(regions)
-        gram = gram_matrix(regions)
         regions = regions.to(dtype)  # once for all who read it
+        gram = gram_matrix(regions)
         words = aligned(words.flatten(0, 1).index_select(0, packing.places))  # (W, d), and some more rows
         words = words.to(dtype)
         affinity = (regions.flatten(0, 1) @ words.T).unflatten(0, regions.shape[:2])  # (n, r, W)

@@ -127,7 +127,7 @@ class VisualSemanticReasoning(Matcher):
 
     def encode_texts(self, batch: Batch) -> Encoded:
         numbers, mask = words_of(batch)
-        _, state = run_gru(self.word_gru, self.embed(numbers), mask)
+        _, state = run_gru(self.word_gru, self.embed(numbers.int()), mask)
         return Encoded(pooled=unit(state))
 
     def compare(self, images: Encoded, texts: Encoded) -> Tensor:
