@@ -125,12 +125,9 @@ def main() -> None:
             (region_attention.attend_regions, region_attention._WARPS),
             (region_attention.attend_regions_back, region_attention._WARPS_BACK),
         ):
-            constants = {
-                "REGIONS": 64,
-                "SHORT": 16,
-                "WORDS": 32,
-                "PRECISION": "tf32" if size == 2 else precision,
-            }
+            constants = {"REGIONS": 64, "SHORT": 16, "WORDS": 32}
+            if kernel is region_attention.attend_regions:
+                constants["PRECISION"] = "tf32" if size == 2 else precision
             found[f"{kernel.__name__} {dtype}"] = shared_memory(
                 kernel, dtype, constants, num_warps=num_warps, num_stages=1
             )

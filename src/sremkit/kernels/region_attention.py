@@ -67,33 +67,16 @@ def plain_region_attention(
 
 
 @jit
-def _attention(x, g, has_region, scale, epsilon, PRECISION: tl.constexpr):
-    """From affinities (REGIONS, WORDS) and the Gram matrix: every stage of the formula."""
+def _attention(x, has_region, scale, epsilon):
+    """From affinities (REGIONS, WORDS): 1 / (‖c‖ + ε) of the clipped ones c, these times it, and the attention."""
     clipped = tl.maximum(x, 0.1 * x)
-    norm = tl.sqrt(tl.sum(clipped * clipped, axis=1))
-    unit = clipped * (1.0 / (norm + epsilon))[:, None]
+    inverse_norm = 1.0 / (tl.sqrt(tl.sum(clipped * clipped, axis=1)) + epsilon)
+    unit = clipped * inverse_norm[:, None]
     scores = unit * (1.4426950408889634 * scale)  # log2 e: powers of two are cheaper
     scores = tl.where(has_region[:, None], scores, -1e30)
     power = tl.exp2(scores - tl.max(scores, axis=0)[None, :])
     a = power * (1.0 / tl.sum(power, axis=0))[None, :]
-    a = tl.where(has_region[:, None], a, 0.0)
-    reached = tl.dot(g, a, input_precision=PRECISION)  # G a
-    return norm, unit, a, reached, tl.sum(a * reached, axis=0)
-
-
-@jit
-def _image(gram, region_mask, num_regions, REGIONS: tl.constexpr):
-    """This program's image; its regions, which of them are in the tensors and in the image; their Gram matrix."""
-    image = tl.program_id(1).to(tl.int64)
-    r = tl.arange(0, REGIONS)
-    inside = r < num_regions
-    has_region = tl.load(region_mask + image * num_regions + r, mask=inside, other=0) != 0
-    g = tl.load(
-        gram + image * num_regions * num_regions + (r[:, None] * num_regions + r[None, :]),
-        mask=inside[:, None] & inside[None, :],
-        other=0.0,
-    )
-    return image, r, inside, has_region, g
+    return inverse_norm, unit, tl.where(has_region[:, None], a, 0.0)
 
 
 @jit
@@ -106,7 +89,8 @@ def _caption(
     places = rows[:, None] + w[None, :]
     mask = inside[:, None] & (w < count)[None, :]
     x = tl.load(affinity + places, mask=mask, other=0.0).to(tl.float32)
-    _norm, _unit, a, _reached, square = _attention(x, g, has_region, scale, epsilon, PRECISION)
+    _inverse_norm, _unit, a = _attention(x, has_region, scale, epsilon)
+    square = tl.sum(a * tl.dot(g, a, input_precision=PRECISION), axis=0)  # aᵀ G a
     inverse = 1.0 / (tl.sqrt(tl.maximum(square, epsilon * epsilon)) + epsilon)
     tl.store(out + places, (a * inverse[None, :]).to(out.dtype.element_ty), mask=mask)
 
@@ -117,7 +101,15 @@ def attend_regions(
     REGIONS: tl.constexpr, SHORT: tl.constexpr, WORDS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Forward: one image and one caption a program."""
-    image, r, inside, has_region, g = _image(gram, region_mask, num_regions, REGIONS)
+    image = tl.program_id(1).to(tl.int64)
+    r = tl.arange(0, REGIONS)
+    inside = r < num_regions
+    has_region = tl.load(region_mask + image * num_regions + r, mask=inside, other=0) != 0
+    g = tl.load(
+        gram + image * num_regions * num_regions + (r[:, None] * num_regions + r[None, :]),
+        mask=inside[:, None] & inside[None, :],
+        other=0.0,
+    )
     first = tl.load(starts + tl.program_id(0))
     count = tl.load(starts + tl.program_id(0) + 1) - first
     begin = image * num_regions * num_words + first
@@ -130,8 +122,8 @@ def attend_regions(
 
 @jit
 def _caption_back(
-    upstream, affinity, by_affinity, by_length, rows, inside, has_region, count, g, scale, epsilon,
-    WORDS: tl.constexpr, PRECISION: tl.constexpr,
+    upstream, affinity, reached, by_affinity, by_length, rows, inside, has_region, count, scale, epsilon,
+    WORDS: tl.constexpr,
 ):  # fmt: skip
     """Backward for a caption of up to WORDS words."""
     w = tl.arange(0, WORDS)
@@ -139,48 +131,56 @@ def _caption_back(
     mask = inside[:, None] & (w < count)[None, :]
     x = tl.load(affinity + places, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(upstream + places, mask=mask, other=0.0).to(tl.float32)
-    norm, unit, a, reached, square = _attention(x, g, has_region, scale, epsilon, PRECISION)
-    length = tl.sqrt(tl.maximum(square, epsilon * epsilon))
-    inverse = 1.0 / (length + epsilon)
-    # out = a / (length + ε), length = sqrt(aᵀ G a): a's gradient has a part by the length.
-    along_a = tl.sum(up * a, axis=0)
-    by_square = tl.where(square > epsilon * epsilon, -along_a * inverse * inverse / (2.0 * length), 0.0)
-    wanted = a * (by_square * (length + epsilon))[None, :]
-    tl.store(by_length + places, wanted.to(by_length.dtype.element_ty), mask=mask)
-    by_a = up * inverse[None, :] + reached * (2.0 * by_square)[None, :]
-    by_unit = a * (by_a - tl.sum(a * by_a, axis=0)[None, :])
-    # unit = c / (‖c‖ + ε): c's gradient has a part by the norm.
-    along = tl.sum(by_unit * unit, axis=1) * (norm + epsilon) / tl.maximum(norm, 1e-30)
-    by_clipped = (by_unit - unit * along[:, None]) * (scale / (norm + epsilon))[:, None]
+    d = tl.load(reached + places, mask=mask, other=0.0).to(tl.float32)
+    inverse_norm, unit, a = _attention(x, has_region, scale, epsilon)
+    # out = a / ‖a‖ with ‖a‖² = aᵀ G a, and d = G out: ‖a‖ = a · d, and what goes back along d has no part along a.
+    length = tl.sum(a * d, axis=0)
+    inverse = 1.0 / (tl.maximum(length, epsilon) + epsilon)
+    along = tl.where(length > epsilon, tl.sum(up * a, axis=0) * inverse, 0.0)
+    tl.store(
+        by_length + places, (a * (-0.5 * along * inverse)[None, :]).to(by_length.dtype.element_ty), mask=mask
+    )
+    by_unit = a * (up - d * along[None, :]) * inverse[None, :]
+    # unit = c / (‖c‖ + ε): c's gradient has a part by the norm, where 1 + ε / (‖c‖ + ε) stands for 1 + ε / ‖c‖.
+    along_unit = tl.sum(by_unit * unit, axis=1) * (1.0 + epsilon * inverse_norm)
+    by_clipped = (by_unit - unit * along_unit[:, None]) * (scale * inverse_norm)[:, None]
     by_x = tl.where(x > 0, by_clipped, 0.1 * by_clipped)
     tl.store(by_affinity + places, by_x.to(by_affinity.dtype.element_ty), mask=mask)
 
 
 @jit(do_not_specialize=["num_words"])
 def attend_regions_back(
-    upstream, affinity, gram, region_mask, by_affinity, by_length, starts, num_words, num_regions, scale, epsilon,
-    REGIONS: tl.constexpr, SHORT: tl.constexpr, WORDS: tl.constexpr, PRECISION: tl.constexpr,
+    upstream, affinity, reached, region_mask, by_affinity, by_length, starts, num_words, num_regions, scale, epsilon,
+    REGIONS: tl.constexpr, SHORT: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
     """Backward: one image and one caption a program.
 
     The Gram matrix's gradient is a sum over all words of an image: `by_length` times the attention that came out.
     """
-    image, r, inside, has_region, g = _image(gram, region_mask, num_regions, REGIONS)
+    image = tl.program_id(1).to(tl.int64)
+    r = tl.arange(0, REGIONS)
+    inside = r < num_regions
+    has_region = tl.load(region_mask + image * num_regions + r, mask=inside, other=0) != 0
     first = tl.load(starts + tl.program_id(0))
     count = tl.load(starts + tl.program_id(0) + 1) - first
     begin, rows = image * num_regions * num_words + first, r * num_words
-    upstream, affinity = upstream + begin, affinity + begin
+    upstream, affinity, reached = upstream + begin, affinity + begin, reached + begin
     by_affinity, by_length = by_affinity + begin, by_length + begin
     if count <= SHORT:
         _caption_back(
-            upstream, affinity, by_affinity, by_length, rows, inside, has_region, count, g, scale, epsilon,
-            SHORT, PRECISION,
+            upstream, affinity, reached, by_affinity, by_length, rows, inside, has_region, count, scale, epsilon,
+            SHORT,
         )  # fmt: skip
     else:
         _caption_back(
-            upstream, affinity, by_affinity, by_length, rows, inside, has_region, count, g, scale, epsilon,
-            WORDS, PRECISION,
+            upstream, affinity, reached, by_affinity, by_length, rows, inside, has_region, count, scale, epsilon,
+            WORDS,
         )  # fmt: skip
+
+
+def _precision(dtype: torch.dtype) -> str:
+    """Affinities of half precision have fewer digits than a TF32 product."""
+    return "tf32" if dtype.itemsize == 2 else precision(torch.float32)
 
 
 class _RegionAttention(torch.autograd.Function):
@@ -200,7 +200,7 @@ class _RegionAttention(torch.autograd.Function):
         if out.numel():
             attend_regions[(packing.num_texts, n)](
                 x, g, present.contiguous(), out, packing.starts, num_words, r, float(scale), EPSILON,
-                **_blocks(r, packing, x.dtype), num_warps=_WARPS,
+                **_blocks(r, packing), PRECISION=_precision(x.dtype), num_warps=_WARPS,
             )  # fmt: skip
             clear_last_words(packing, out)
         ctx.save_for_backward(affinity, gram, region_mask, out)
@@ -220,28 +220,26 @@ class _RegionAttention(torch.autograd.Function):
                 needed,
             )
             return found[0], found[1], None, None, None, None
-        x, g, present = affinity.contiguous(), gram.float().contiguous(), region_mask.to(torch.uint8)
+        x, present = affinity.contiguous(), region_mask.to(torch.uint8)
         n, r, num_words = x.shape
         by_x, by_length = torch.empty_like(x), torch.empty_like(out)
-        if by_x.numel():
-            attend_regions_back[(packing.num_texts, n)](
-                upstream.contiguous(), x, g, present.contiguous(), by_x, by_length, packing.starts,
-                num_words, r, float(scale), EPSILON, **_blocks(r, packing, x.dtype), num_warps=_WARPS_BACK,
-            )  # fmt: skip
-            clear_last_words(packing, by_x, by_length)
         with torch.autocast(device_type=x.device.type, enabled=False):
+            if by_x.numel():
+                attend_regions_back[(packing.num_texts, n)](
+                    upstream.contiguous(), x, gram.to(out.dtype) @ out, present.contiguous(), by_x, by_length,
+                    packing.starts, num_words, r, float(scale), EPSILON, **_blocks(r, packing), num_warps=_WARPS_BACK,
+                )  # fmt: skip
+                clear_last_words(packing, by_x, by_length)
             by_gram = by_length @ out.transpose(1, 2)
         return by_x, by_gram.to(gram.dtype), None, None, None, None
 
 
-def _blocks(num_regions: int, packing: Packing, dtype: torch.dtype) -> dict[str, Any]:
+def _blocks(num_regions: int, packing: Packing) -> dict[str, Any]:
     words = block(packing.longest)
     return {
         "REGIONS": block(num_regions),
         # Most captions are not half as long as the longest one may be.
         "SHORT": max(16, words // 2),
         "WORDS": words,
-        # Affinities of half precision have fewer digits than a TF32 product.
-        "PRECISION": "tf32" if dtype.itemsize == 2 else precision(torch.float32),
         "num_stages": 1,
     }
