@@ -27,7 +27,7 @@ def test_a_method_gives_a_finite_loss_that_reaches_every_parameter(name: str) ->
         matcher.zero_grad()
         method.begin_epoch(epoch, warmup=warmup)
         loss = method.loss(trainer.step.scorer, batch, warmup=warmup)
-        (loss.total + sum(trainer.step.scorer.extra.values())).backward()
+        (loss.total + sum(trainer.step.scorer.take_extra().values())).backward()
         assert loss.total.ndim == 0
         assert torch.isfinite(loss.total)
         assert all(not part.requires_grad for part in loss.parts.values())

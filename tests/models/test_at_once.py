@@ -65,7 +65,7 @@ def test_a_recording_forks_before_the_first_and_joins_after_the_second(
 def test_a_recording_gives_the_gradients_of_a_step_as_usual(name: str) -> None:
     device = torch.device("cuda")
     matcher = small_matcher(name, dtype=torch.float32).to(device).eval()  # without dropout
-    batch = make_items(6).batch(name).to(device)
+    batch = make_items(6, dtype=torch.float32).batch(name).to(device)
     parameters = list(matcher.parameters())
 
     def step(given):

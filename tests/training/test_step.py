@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import nullcontext
 
 import pytest
@@ -67,3 +68,21 @@ def test_the_gradients_of_two_networks_are_clipped_apart() -> None:
     first, second = (torch.cat([p.grad.flatten() for p in n.parameters()]) for n in twins.networks())
     assert first.norm().item() == pytest.approx(2.0, rel=1e-4)
     torch.testing.assert_close(second, torch.full_like(second, 0.001))
+
+
+def graphs() -> int:
+    """Results on the heap that still know how they were computed."""
+    return sum(type(x) is Tensor and x.grad_fn is not None for x in gc.get_objects())
+
+
+@pytest.mark.parametrize(("backbone", "method"), [("dual", "srem"), ("dual", "infonce"), ("vsrn", "srem")])
+def test_a_step_leaves_nothing_of_its_graph_behind(backbone: str, method: str) -> None:
+    """What is kept of a recorded step would keep all gradients on the streams that it was recorded on."""
+    matcher = small_matcher(backbone, dtype=torch.float32)
+    step = OptimizerStep(matcher, build_method(method), TrainingSettings(), device=CPU)
+    batch = make_items(dtype=torch.float32).batch(backbone)
+    before = graphs()
+    outcome = step(batch, warmup=False)
+    assert graphs() == before
+    assert bool(outcome.extra) is (backbone == "vsrn")  # which has a loss of its own
+    assert torch.isfinite(outcome.loss)

@@ -46,16 +46,17 @@ class WatchedScorer:
         self._scorer = scorer
         self._logits: Tensor | None = None
 
-    @property
-    def extra(self) -> dict[str, Tensor]:
-        return self._scorer.extra
-
     def __call__(self, batch: Batch) -> Tensor:
         logits = self._scorer(batch)
         if logits.requires_grad:
             logits.retain_grad()
             self._logits = logits
         return logits
+
+    def take_extra(self) -> dict[str, Tensor]:
+        """The backbone's own losses of the last call, which are not kept here."""
+        extra, self._scorer.extra = self._scorer.extra, {}
+        return extra
 
     def take_pull(self) -> Tensor | None:
         """How strongly the last backward pass pulled each given pair together: max(0, -dL/dF_ii), (b,).

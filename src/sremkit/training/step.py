@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from sremkit.training.scorers import scorer_for
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What a step leaves behind for those who watch."""
+    """What a step leaves behind for those who watch: numbers, from which no gradient can be asked any more."""
 
     batch: Batch  # on the device, with the pairs of all processes
     loss: Tensor  # that of all processes, as are the backbone's own
@@ -63,7 +63,7 @@ class OptimizerStep:
         self.matcher.train()
         with number_format("float32" if full_precision else self.settings.precision, self.device):
             terms = self.method.loss(self.scorer, batch, warmup=warmup)
-        extra = self.scorer.extra
+        extra = self.scorer.take_extra()
         loss = terms.total + sum(extra.values())
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -74,6 +74,9 @@ class OptimizerStep:
         for network in self.matcher.networks():
             torch.nn.utils.clip_grad_norm_(network.parameters(), self.settings.clip)
         self.optimizer.step()
+        # Nothing of the graph is handed on: a recording would keep it, and with it the stream of every gradient.
+        terms = replace(terms, total=terms.total.detach())
+        extra = {name: own.detach() for name, own in extra.items()}
         return StepOutcome(batch, loss.detach(), terms, extra, self.scorer.take_pull())
 
     def precision(self) -> torch.autocast:
