@@ -111,7 +111,8 @@ def told_and_handed_on(case: Case) -> tuple[list[Tensor], dict[str, Function]]:
     }
 
 
-def regions(case: Case) -> tuple[list[Tensor], dict[str, Function]]:
+def regions(case: Case, dtype: torch.dtype = torch.float32) -> tuple[list[Tensor], dict[str, Function]]:
+    """The kernel's attention comes out in the number format `dtype`."""
     packing = case.packing
     mask = torch.ones(case.images, case.regions, dtype=torch.bool, device=DEVICE)
     mask[0, case.regions // 2 + 1 :] = False
@@ -119,7 +120,7 @@ def regions(case: Case) -> tuple[list[Tensor], dict[str, Function]]:
     vectors = vectors.masked_fill(~mask.unsqueeze(2), 0.0)
     affinity = random(case.images, case.regions, case.num_words, seed=11).masked_fill(~mask.unsqueeze(2), 0.0)
     return [affinity, vectors @ vectors.transpose(1, 2)], {
-        "kernel": lambda x, g: region_module.region_attention(x, g, mask, packing, scale=9.0),
+        "kernel": lambda x, g: region_module.region_attention(x, g, mask, packing, scale=9.0, dtype=dtype),
         "plain": lambda x, g: region_module.plain_region_attention(x, g, mask, packing, scale=9.0),
         "oracle": lambda x, g: oracle.region_attention(x, g, mask, case.lengths, 9.0),
     }
@@ -289,3 +290,21 @@ def test_without_images_there_is_nothing_to_learn_about_words() -> None:
     inputs, ways = projection(replace(CASES["odd"], images=0))
     found = value_and_gradients(ways["kernel"], inputs, torch.float32)
     assert all(not gradient.any() for gradient in found[1:])
+
+
+def test_attention_over_regions_in_bfloat16_loses_no_more_than_that_format_does() -> None:
+    inputs, ways = regions(CASES["halves"], torch.bfloat16)
+    right = value_and_gradients(ways["plain"], inputs, torch.float64)
+    found = value_and_gradients(ways["kernel"], inputs, torch.bfloat16)
+    assert [x.dtype for x in found] == [torch.bfloat16] * 3
+    assert_near(found, right, 2e-2)
+
+
+def test_attention_to_regions_without_any_length_has_the_softmaxs_gradient() -> None:
+    """Where the length is its floor, nothing of the gradient goes through it."""
+    (affinity, gram), ways = regions(CASES["odd"])
+    inputs = [affinity, torch.zeros_like(gram)]
+    right = value_and_gradients(ways["plain"], inputs, torch.float64)
+    found = value_and_gradients(ways["kernel"], inputs, torch.float32)
+    assert right[1].abs().max() > 1e6  # attention divided by twice the floor
+    assert_near(found, right, 1e-5)

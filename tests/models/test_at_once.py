@@ -20,7 +20,9 @@ def test_without_a_recording_both_run_in_turn() -> None:
         story.append(name)
         return name.upper()
 
-    found = at_once(lambda: does("first"), lambda: does("second"), device=torch.device("cpu"))
+    found = at_once(
+        lambda: does("first"), lambda: does("second"), device=torch.device("cpu"), tensors_of=lambda found: []
+    )
     assert found == ("FIRST", "SECOND")
     assert story == ["first", "second"]  # in this order, which random numbers are drawn in
 
@@ -51,12 +53,24 @@ def test_a_recording_forks_before_the_first_and_joins_after_the_second(
     monkeypatch.setattr(module, "_stream_aside", lambda device: aside)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current[-1])
     monkeypatch.setattr(torch.cuda, "stream", on)
+
+    class Result:
+        def record_stream(self, stream: Stream) -> None:
+            story.append(f"its memory is read on {stream.name}")
+
     at_once(
         lambda: story.append(f"first on {current[-1].name}"),
         lambda: story.append(f"second on {current[-1].name}"),
         device=torch.device("cuda"),
+        tensors_of=lambda found: [Result()],
     )
-    assert story == ["aside waits for here", "first on aside", "second on here", "here waits for aside"]
+    assert story == [
+        "aside waits for here",
+        "first on aside",
+        "second on here",
+        "here waits for aside",
+        "its memory is read on here",
+    ]
 
 
 @pytest.mark.gpu
@@ -64,7 +78,10 @@ def test_a_recording_forks_before_the_first_and_joins_after_the_second(
 @pytest.mark.parametrize("name", ["saf", "vsrn", "dual"])
 def test_a_recording_gives_the_gradients_of_a_step_as_usual(name: str) -> None:
     device = torch.device("cuda")
-    matcher = small_matcher(name, dtype=torch.float32).to(device).eval()  # without dropout
+    matcher = small_matcher(name, dtype=torch.float32).to(device).train()
+    for part in matcher.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
     batch = make_items(6, dtype=torch.float32).batch(name).to(device)
     parameters = list(matcher.parameters())
 

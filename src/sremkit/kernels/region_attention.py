@@ -4,8 +4,9 @@
     out = a / ‖sum_k a_k v_k‖,   whose squared length is aᵀ G a with the regions' Gram matrix G
 
 In plain PyTorch these are a dozen passes over (images, regions, words) numbers, each of which has to be kept
-for the gradient. Here the affinities s are read once, and once more in the backward pass, which computes the
-rest again. Everything inside is float32.
+for the gradient. Here the affinities s are read once, and once more in the backward pass, which computes the attention
+again. Everything inside is float32; what the backward pass has the library multiply, G · out and the gradient by G, has
+the format of `out`.
 """
 
 from __future__ import annotations
@@ -133,14 +134,18 @@ def _caption_back(
     up = tl.load(upstream + places, mask=mask, other=0.0).to(tl.float32)
     d = tl.load(reached + places, mask=mask, other=0.0).to(tl.float32)
     inverse_norm, unit, a = _attention(x, has_region, scale, epsilon)
-    # out = a / ‖a‖ with ‖a‖² = aᵀ G a, and d = G out: ‖a‖ = a · d, and what goes back along d has no part along a.
+    # out = a / ‖a‖ with ‖a‖² = aᵀ G a, and d = G out: ‖a‖ = a · d. What goes back has no part along a: a length that
+    # follows from a takes it out, and where the length is only the floor, the softmax does.
     length = tl.sum(a * d, axis=0)
+    has_length = length > epsilon
     inverse = 1.0 / (tl.maximum(length, epsilon) + epsilon)
-    along = tl.where(length > epsilon, tl.sum(up * a, axis=0) * inverse, 0.0)
+    along_a = tl.sum(up * a, axis=0)
+    along = tl.where(has_length, along_a * inverse, 0.0)
     tl.store(
         by_length + places, (a * (-0.5 * along * inverse)[None, :]).to(by_length.dtype.element_ty), mask=mask
     )
-    by_unit = a * (up - d * along[None, :]) * inverse[None, :]
+    by_a = up - d * along[None, :] - tl.where(has_length, 0.0, along_a)[None, :]
+    by_unit = a * by_a * inverse[None, :]
     # unit = c / (‖c‖ + ε): c's gradient has a part by the norm, where 1 + ε / (‖c‖ + ε) stands for 1 + ε / ‖c‖.
     along_unit = tl.sum(by_unit * unit, axis=1) * (1.0 + epsilon * inverse_norm)
     by_clipped = (by_unit - unit * along_unit[:, None]) * (scale * inverse_norm)[:, None]

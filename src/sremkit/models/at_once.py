@@ -9,19 +9,28 @@ changed there, and random numbers are drawn in the same order in either case.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 First = TypeVar("First")
 Second = TypeVar("Second")
 
 
 def at_once(
-    first: Callable[[], First], second: Callable[[], Second], *, device: torch.device
+    first: Callable[[], First],
+    second: Callable[[], Second],
+    *,
+    device: torch.device,
+    tensors_of: Callable[[First], Iterable[Tensor]],
 ) -> tuple[First, Second]:
-    """The results of both on this device, neither of which may need what the other one does."""
+    """The results of both on this device, neither of which may need what the other one does.
+
+    Args:
+        tensors_of: the tensors of the first result, whose memory is made on the one stream and read on the other.
+    """
     if not _recording_on(device):
         return first(), second()
     here, aside = torch.cuda.current_stream(device), _stream_aside(device)
@@ -30,6 +39,8 @@ def at_once(
         found = first()
     other = second()
     here.wait_stream(aside)
+    for tensor in tensors_of(found):
+        tensor.record_stream(here)  # or the other stream would use its memory again as soon as it is free
     return found, other
 
 

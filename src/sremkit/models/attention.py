@@ -69,9 +69,10 @@ class _HalfGram(torch.autograd.Function):
 
 def _exact_products(left: Tensor, right: Tensor) -> Tensor:
     """Matrix products of half precision in float32."""
-    if left.is_cuda:
-        return torch.bmm(left, right, out_dtype=torch.float32)
-    return left.float() @ right.float()
+    with without_autocast(left):
+        if left.is_cuda and torch.__version__ >= "2.8":  # which can be told what to sum in
+            return torch.bmm(left, right, out_dtype=torch.float32)
+        return left.float() @ right.float()
 
 
 def attended_cosines(affinity: Tensor, attention: Tensor, queries: Tensor, gram: Tensor) -> Tensor:

@@ -149,8 +149,12 @@ class Matcher(nn.Module):
 
     def encode(self, batch: Batch) -> tuple[Encoded, Encoded]:
         """A batch's images and texts, for training."""
-        device = batch.pair_id.device
-        return at_once(lambda: self.encode_images(batch), lambda: self.encode_texts(batch), device=device)
+        return at_once(
+            lambda: self.encode_images(batch),
+            lambda: self.encode_texts(batch),
+            device=batch.pair_id.device,
+            tensors_of=lambda images: images._tensors().values(),
+        )
 
     def extra_losses(self, batch: Batch, images: Encoded | None = None) -> dict[str, Tensor]:
         """Losses that belong to the backbone and not to the objective, by name, already weighted.
