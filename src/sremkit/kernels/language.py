@@ -18,7 +18,18 @@ except ImportError:
     triton = None
     tl = None
 
-__all__ = ["EPSILON", "block", "caption_rows", "in_format", "jit", "precision", "tl", "triton", "tunes"]
+__all__ = [
+    "EPSILON",
+    "block",
+    "caption_rows",
+    "in_format",
+    "jit",
+    "precision",
+    "short_block",
+    "tl",
+    "triton",
+    "tunes",
+]
 
 EPSILON = 1e-8  # the models' own: a vector is divided by its length plus this
 
@@ -38,6 +49,11 @@ def tunes() -> bool:
 def block(size: int) -> int:
     """The block that holds `size` numbers: a power of two, and 16 at least, as matrix units want it."""
     return max(16, 1 << (size - 1).bit_length())
+
+
+def short_block(longest: int) -> int:
+    """The block for short captions, half of the longest ones': most are not half as long as the longest may be."""
+    return max(16, longest // 2)
 
 
 def precision(dtype: torch.dtype) -> str:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sremkit.kernels.language import block, caption_rows, jit, precision, tl
+from sremkit.kernels.language import block, caption_rows, jit, precision, short_block, tl
 from sremkit.kernels.packing import Packing, packed, padded
 
 
@@ -191,7 +191,7 @@ def launch(kernel: Any, q: Tensor, x: Tensor, tensors: tuple[Tensor, ...], packi
         q.shape[1],
         q.shape[2],
         ONLY_GLOBAL=only_global,
-        SHORT=max(16, num_nodes // 2),  # most captions are not half as long as the longest one may be
+        SHORT=short_block(num_nodes),
         NODES=num_nodes,
         SIM=block(q.shape[2]),
         BLOCK_S=min(block(q.shape[2]), _columns(num_nodes, q.element_size())),

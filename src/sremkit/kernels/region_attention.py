@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sremkit.kernels.language import EPSILON, block, jit, precision, tl
+from sremkit.kernels.language import EPSILON, block, jit, precision, short_block, tl
 from sremkit.kernels.packing import Packing
 from sremkit.kernels.tails import clear_last_words
 from sremkit.kernels.twice import recorded_gradients
@@ -81,6 +81,19 @@ def _attention(x, has_region, scale, epsilon):
 
 
 @jit
+def _place(region_mask, starts, num_words, num_regions, REGIONS: tl.constexpr):
+    """This program's image; which regions are in the tensors, and which in the image; how many words its caption has;
+    where the first one's numbers begin, and how far those of each region lie from there."""
+    image = tl.program_id(1).to(tl.int64)
+    r = tl.arange(0, REGIONS)
+    inside = r < num_regions
+    has_region = tl.load(region_mask + image * num_regions + r, mask=inside, other=0) != 0
+    first = tl.load(starts + tl.program_id(0))
+    count = tl.load(starts + tl.program_id(0) + 1) - first
+    return image, inside, has_region, count, image * num_regions * num_words + first, r * num_words
+
+
+@jit
 def _caption(
     affinity, out, rows, inside, has_region, count, g, scale, epsilon,
     WORDS: tl.constexpr, PRECISION: tl.constexpr,
@@ -102,19 +115,16 @@ def attend_regions(
     REGIONS: tl.constexpr, SHORT: tl.constexpr, WORDS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Forward: one image and one caption a program."""
-    image = tl.program_id(1).to(tl.int64)
+    image, inside, has_region, count, begin, rows = _place(
+        region_mask, starts, num_words, num_regions, REGIONS
+    )
     r = tl.arange(0, REGIONS)
-    inside = r < num_regions
-    has_region = tl.load(region_mask + image * num_regions + r, mask=inside, other=0) != 0
     g = tl.load(
         gram + image * num_regions * num_regions + (r[:, None] * num_regions + r[None, :]),
         mask=inside[:, None] & inside[None, :],
         other=0.0,
     )
-    first = tl.load(starts + tl.program_id(0))
-    count = tl.load(starts + tl.program_id(0) + 1) - first
-    begin = image * num_regions * num_words + first
-    affinity, out, rows = affinity + begin, out + begin, r * num_words
+    affinity, out = affinity + begin, out + begin
     if count <= SHORT:
         _caption(affinity, out, rows, inside, has_region, count, g, scale, epsilon, SHORT, PRECISION)
     else:
@@ -162,13 +172,9 @@ def attend_regions_back(
 
     The Gram matrix's gradient is a sum over all words of an image: `by_length` times the attention that came out.
     """
-    image = tl.program_id(1).to(tl.int64)
-    r = tl.arange(0, REGIONS)
-    inside = r < num_regions
-    has_region = tl.load(region_mask + image * num_regions + r, mask=inside, other=0) != 0
-    first = tl.load(starts + tl.program_id(0))
-    count = tl.load(starts + tl.program_id(0) + 1) - first
-    begin, rows = image * num_regions * num_words + first, r * num_words
+    _image, inside, has_region, count, begin, rows = _place(
+        region_mask, starts, num_words, num_regions, REGIONS
+    )
     upstream, affinity, reached = upstream + begin, affinity + begin, reached + begin
     by_affinity, by_length = by_affinity + begin, by_length + begin
     if count <= SHORT:
@@ -243,8 +249,7 @@ def _blocks(num_regions: int, packing: Packing) -> dict[str, Any]:
     words = block(packing.longest)
     return {
         "REGIONS": block(num_regions),
-        # Most captions are not half as long as the longest one may be.
-        "SHORT": max(16, words // 2),
+        "SHORT": short_block(words),
         "WORDS": words,
         "num_stages": 1,
     }

@@ -21,6 +21,8 @@ from torch import Tensor
 from sremkit.models.masking import masked_softmax
 from sremkit.models.similarity import EPSILON, full_precision, unit, without_autocast
 
+_TOLD_WHAT_TO_SUM_IN = torch.__version__ >= "2.8"  # batched products of half precision on a GPU
+
 
 def affinities(queries: Tensor, contexts: Tensor) -> Tensor:
     """Dot products of all queries (Q, d) with all contexts (c, k, d): (c, k, Q)."""
@@ -70,7 +72,7 @@ class _HalfGram(torch.autograd.Function):
 def _exact_products(left: Tensor, right: Tensor) -> Tensor:
     """Matrix products of half precision in float32."""
     with without_autocast(left):
-        if left.is_cuda and torch.__version__ >= "2.8":  # which can be told what to sum in
+        if left.is_cuda and _TOLD_WHAT_TO_SUM_IN:
             return torch.bmm(left, right, out_dtype=torch.float32)
         return left.float() @ right.float()
 

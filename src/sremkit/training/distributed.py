@@ -31,7 +31,7 @@ class JoinedMatcher(nn.Module):
                 part.add_up = add_up  # type: ignore[assignment]
 
     def forward(self, batch: Batch) -> Tensor:
-        images, texts = self.matcher.encode_images(batch), self.matcher.encode_texts(batch)
+        images, texts = self.matcher.encode(batch)
         # A mean over the own pairs, weighted by their share, so that the sum over processes is the joint mean:
         # that of the gradients, and, by `sum_of_all`, that of the numbers.
         share = len(images) / len(batch)
