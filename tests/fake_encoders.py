@@ -1,4 +1,4 @@
-"""Encoders as small as can be, so that the machinery around them is tested without weights."""
+"""Minimal encoders, so that extraction is tested without weights."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from collections.abc import Sequence
 import numpy as np
 from PIL.Image import Image
 
-from sremkit.features.pictures import PictureFeatures
+from sremkit.features.encoders import ImageFeatures
 
 
-class FakePictures:
+class FakeImages:
     """The mean colour, and the four quarters' colours as the grid."""
 
     description = "mean colours"
     dim = 3
-    num_places = 4
+    num_regions = 4
 
     def __init__(self, *, seconds: float = 0.0) -> None:
-        self.seconds = seconds  # that a picture takes
+        self.seconds = seconds  # that an image takes
 
     def load(self) -> None:
         pass
 
-    def encode(self, picture: Image) -> PictureFeatures:
+    def encode(self, image: Image) -> ImageFeatures:
         time.sleep(self.seconds)
-        pixels = np.asarray(picture, dtype=np.float32) / 255  # (height, width, 3)
-        half_height, half_width = picture.height // 2, picture.width // 2
+        pixels = np.asarray(image, dtype=np.float32) / 255  # (height, width, 3)
+        half_height, half_width = image.height // 2, image.width // 2
         quarters = [
             pixels[rows, columns].mean(axis=(0, 1))
             for rows in (slice(None, half_height), slice(half_height, None))
             for columns in (slice(None, half_width), slice(half_width, None))
         ]
-        return PictureFeatures(pooled=pixels.mean(axis=(0, 1)), grid=np.stack(quarters))
+        return ImageFeatures(pooled=pixels.mean(axis=(0, 1)), grid=np.stack(quarters))
 
 
 class FakeSentences:

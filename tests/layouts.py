@@ -1,4 +1,4 @@
-"""Small collections on disk, one writer a layout, for the tests of the readers."""
+"""Small collections on disk, one writer per layout, for the tests of formats."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 
-def picture(color: str = "red", *, size: tuple[int, int] = (12, 8), mode: str = "RGB") -> Image.Image:
+def make_image(color: str = "red", *, size: tuple[int, int] = (12, 8), mode: str = "RGB") -> Image.Image:
     """A black square on a coloured ground."""
     image = Image.new("RGB", size, color)
     ImageDraw.Draw(image).rectangle((1, 1, 3, 3), fill="black")
     return image.convert(mode)
 
 
-def picture_bytes(color: str = "red", *, format: str = "PNG", **options: Any) -> bytes:
+def image_bytes(color: str = "red", *, format: str = "PNG", **options: Any) -> bytes:
     buffer = io.BytesIO()
-    picture(color).save(buffer, format=format, **options)
+    make_image(color).save(buffer, format=format, **options)
     return buffer.getvalue()
 
 
-def write_picture(path: Path, color: str = "red") -> Path:
+def write_image(path: Path, color: str = "red") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    picture(color).save(path)
+    make_image(color).save(path)
     return path
 
 
@@ -43,10 +43,10 @@ def write_tar(path: Path, members: Iterable[tuple[str, bytes]]) -> Path:
 
 
 def write_shard(path: Path, samples: Mapping[str, str], *, suffix: str = "png") -> Path:
-    """A WebDataset shard: for each key a picture and its caption."""
+    """A WebDataset shard: for each key an image and its caption."""
     members: list[tuple[str, bytes]] = []
     for key, caption in samples.items():
-        members += [(f"{key}.{suffix}", picture_bytes()), (f"{key}.txt", caption.encode())]
+        members += [(f"{key}.{suffix}", image_bytes()), (f"{key}.txt", caption.encode())]
     return write_tar(path, members)
 
 
@@ -57,9 +57,7 @@ def image_rows(num_rows: int, *, regions: int = 3, width: int = 4, seed: int = 0
 def write_precomp(folder: Path, split: str, rows: np.ndarray, captions: Sequence[str]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / f"{split}_ims.npy", rows)
-    (folder / f"{split}_caps.txt").write_text(
-        "".join(f"{caption}\n" for caption in captions), encoding="utf-8"
-    )
+    (folder / f"{split}_caps.txt").write_text("".join(f"{caption}\n" for caption in captions), encoding="utf-8")
     return folder
 
 
@@ -98,9 +96,7 @@ def write_flickr8k(folder: Path, splits: Mapping[str, int], *, captions: int = 2
     names = [(f"{k:03d}_x.jpg", split) for split, count in splits.items() for k in range(count)]
     names = [(f"{split}{name}", split) for name, split in names]
     rows = ["image\tsplit\tcap_id\tcaption"]
-    rows += [
-        f'{name}\t{split}\t{j}\tThe "caption {j} of {name}' for name, split in names for j in range(captions)
-    ]
+    rows += [f'{name}\t{split}\t{j}\tThe "caption {j} of {name}' for name, split in names for j in range(captions)]
     (folder / "pairs.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
     (folder / "images.txt").write_text("".join(f"{name}\n" for name, _ in names), encoding="utf-8")
     n = len(names)
@@ -113,7 +109,7 @@ def write_flickr8k(folder: Path, splits: Mapping[str, int], *, captions: int = 2
     for number, part in enumerate((stems[:half], stems[half:])):
         write_tar(
             folder / f"images-{number:03d}.tar",
-            [(f"{stem}.avif", picture_bytes(format="AVIF")) for stem in part],
+            [(f"{stem}.avif", image_bytes(format="AVIF")) for stem in part],
         )
     return folder
 
@@ -133,8 +129,7 @@ def write_features(
     for k, problem in (problems or {}).items():
         images[k]["problem"] = problem
     pairs = [
-        {"id": f"pair {k}", "split": split_of_image[k // 2], "image": k // 2, "text": f"text {k}"}
-        for k in range(m)
+        {"id": f"pair {k}", "split": split_of_image[k // 2], "image": k // 2, "text": f"text {k}"} for k in range(m)
     ]
     for name, rows in (("images", images), ("pairs", pairs)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -14,12 +14,39 @@ WORKED = torch.tensor([[5.0, 2.0, 1.0], [2.0, 1.0, 5.0], [1.0, 2.0, 3.0]], dtype
 FIRST_AND_LAST = torch.tensor([True, False, True])
 NONE = torch.tensor([False, False, False])
 
+UNUSUAL = {
+    "margin": 0.3,
+    "threshold": -2.4,
+    "clean_margin": -5.0,
+    "noisy_margin": -2.0,
+    "sharpness": 2.5,
+    "offset": 0.3,
+    "energy_weight": 0.2,
+    "complementary_weight": 0.7,
+}
+SREM_SETTINGS = {
+    "defaults": {},
+    "unusual": UNUSUAL,
+    "no filtration": UNUSUAL | {"filtration": False},
+    "no weighting": UNUSUAL | {"weighting": False},
+    "no complementary": UNUSUAL | {"complementary": False},
+    "no rectification": UNUSUAL | {"rectification": False},
+    "printed": UNUSUAL | {"reading": "printed"},
+    "printed, no rectification": {"reading": "printed", "rectification": False},
+    "bare": {"filtration": False, "weighting": False, "complementary": False},
+}
+
 
 def random_logits(size: int, *, seed: int = 0, scale: float = 2.0, lift: float = 2.0) -> Tensor:
     """float64 logits in which some pairs lead their row and some do not."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(size, size, generator=generator, dtype=torch.float64)
     return scale * noise + lift * torch.eye(size, dtype=torch.float64)
+
+
+def mixed_logits(size: int = 12) -> Tensor:
+    """Logits with clean and noisy pairs in both directions."""
+    return random_logits(size, seed=5, scale=1.0, lift=1.8) - 1
 
 
 def random_flags(size: int, *, seed: int = 0) -> Tensor:
@@ -44,7 +71,7 @@ def assert_exact(found: Tensor, expected: list | float) -> None:
 
 
 def assert_rejected(twin: Callable[..., Tensor], *arguments: object, expected: list | float) -> None:
-    """A wrong twin runs, and the oracle tells it from the right one."""
+    """A wrong twin runs, and the oracle distinguishes it from the correct function."""
     found = twin(*arguments)
     assert found.isfinite().all()
     with pytest.raises(AssertionError):

@@ -1,4 +1,4 @@
-"""Pairs for judging, made of a common hidden meaning, and some of them shuffled."""
+"""Synthetic pairs for scoring: two views of a common latent vector; some pairs are shuffled."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ from dataclasses import replace
 
 import numpy as np
 
-from sremkit.audit.judging import JudgingSettings
+from sremkit.audit.scoring.cutoff import CutoffRule
+from sremkit.audit.scoring.types import ScoringSettings
 from sremkit.data.features import ArrayFeatures
 from sremkit.data.noise import make_noise
 from sremkit.data.pairs import Pairs
 
-# Little data need little: a second or two for each judging.
-SMALL = JudgingSettings(
-    folds=2, hidden_size=64, embed_size=32, batch_size=128, candidates=100, wrong_pairs=20_000
-)
+# Small, so that scoring takes a second or two.
+SMALL = ScoringSettings(folds=2, hidden_size=64, embed_size=32, batch_size=128, candidates=100, negatives=20_000)
+
+PRECISE = CutoffRule(precision=0.95)
 
 
 def make_pairs(
     rate: float = 0.3, *, num_images: int = 500, captions: int = 3, fuzz: float = 0.5, seed: int = 0
 ) -> tuple[Pairs, np.ndarray]:
-    """Images and texts that show eight hidden numbers through different maps, and which pairs are wrong."""
+    """Linear views of an eight-dimensional latent vector, and which pairs are wrong."""
     rng = np.random.default_rng(seed)
-    meaning = rng.normal(size=(num_images, 8))
+    latent = rng.normal(size=(num_images, 8))
     truth = np.repeat(np.arange(num_images), captions)
-    images = meaning @ rng.normal(size=(8, 24)) + fuzz * rng.normal(size=(num_images, 24))
-    texts = meaning[truth] @ rng.normal(size=(8, 16)) + fuzz * rng.normal(size=(len(truth), 16))
+    images = latent @ rng.normal(size=(8, 24)) + fuzz * rng.normal(size=(num_images, 24))
+    texts = latent[truth] @ rng.normal(size=(8, 16)) + fuzz * rng.normal(size=(len(truth), 16))
     noise = make_noise(truth, rate=rate, protocol="caption", seed=seed)
     return from_arrays(images, texts, noise.image_of_text), noise.is_noisy
 

@@ -66,9 +66,9 @@ def columns(n: int, **others: Any) -> dict[str, Any]:
     """A table of n pairs, the first half of them wrong, worst first."""
     table = {
         "id": [f"pair-{k}" for k in range(n)],
-        "image": [f"picture-{k}.jpg" for k in range(n)],
+        "image": [f"image-{k}.jpg" for k in range(n)],
         "text": [f"caption {k}" for k in range(n)],
-        "mismatch_score": (np.arange(n) + 0.5) / n,
+        "match_probability": (np.arange(n) + 0.5) / n,
         "is_mismatch": np.arange(n) < n // 2,
         "energy_i2t": np.linspace(1, -5, n).astype(np.float32),
         "energy_t2i": np.linspace(2, -6, n).astype(np.float32),
@@ -83,34 +83,34 @@ def make(
     folder: Path,
     table: Mapping[str, Any],
     summary: Mapping[str, Any] | None = None,
-    picture_of: Callable[[int], Image.Image | None] | None = None,
+    image_of: Callable[[int], Image.Image | None] | None = None,
     **options: Any,
 ) -> Page:
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(dict(table)), folder / "pairs.parquet", **options)
     if summary is not None:
         (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
-    written = write_report(folder, picture_of=picture_of)
+    written = write_report(folder, image_of=image_of)
     assert written == folder / "report.html"
     return Page(written.read_text(encoding="utf-8"))
 
 
 def plain(row: int) -> Image.Image:
-    """A picture whose colour is its row."""
+    """An image whose colour is its row."""
     return Image.new("RGB", (320, 200), (row % 256, 40, 200))
 
 
 SUMMARY = {
     "pairs": 6000,
-    "judged": 5986,
+    "scored": 5986,
     "mismatches": 2417,
     "noise_rate": {"estimate": 0.397, "low": 0.3811, "high": 0.414},
     "note": "",
     "problems": {},
-    "choice": {"precision": 0.95},
+    "cutoff": {"precision": 0.95},
     "settings": {"seed": 7, "matcher": {"dim": 512}},
     "source": {"path": "/somewhere/web/pairs.csv"},
-    "seconds": {"judging": 12.5},
+    "seconds": {"scoring": 12.5},
 }
 
 
@@ -131,7 +131,7 @@ def full_table(n: int, word: str) -> tuple[dict[str, Any], dict[str, Any]]:
     summary = {
         "note": word,
         "problems": {word: 1},
-        "choice": {word: word},
+        "cutoff": {word: word},
         "settings": {word: {word: word}},
         "source": {"path": "<script>x"},  # of a path only the last part is shown
         "seconds": {word: 1.0},

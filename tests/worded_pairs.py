@@ -1,4 +1,4 @@
-"""Pairs with regions and words: two coloured things in a picture, and captions of which some are wrong."""
+"""Pairs with regions and words: two coloured objects per image, and captions of which some are wrong."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def worded_pairs(
         regions[:, thing, 10 + thing] = 1
     regions += 0.1 * rng.normal(size=regions.shape)
     truth = np.repeat(np.arange(num_images), 3)
-    said = np.stack([color[truth, 0], kind[truth, 0], color[truth, 1], kind[truth, 1]], axis=1)  # (m, 4)
+    words = np.stack([color[truth, 0], kind[truth, 0], color[truth, 1], kind[truth, 1]], axis=1)  # (m, 4)
     order = rng.permutation(len(truth))
     num_edited, num_shuffled = round(edited * len(truth)), round(shuffled * len(truth))
     is_edited, is_shuffled = np.zeros((2, len(truth)), dtype=bool)
@@ -36,13 +36,13 @@ def worded_pairs(
     is_shuffled[order[num_edited : num_edited + num_shuffled]] = True
     place = rng.integers(0, 4, size=num_edited)
     rows = np.flatnonzero(is_edited)
-    said[rows, place] = (said[rows, place] + rng.integers(1, 5, size=num_edited)) % 5
+    words[rows, place] = (words[rows, place] + rng.integers(1, 5, size=num_edited)) % 5
     image_of_text = truth.copy()
     image_of_text[is_shuffled] = (truth[is_shuffled] + rng.integers(1, num_images, num_shuffled)) % num_images
-    texts = [f"a {COLORS[a]} {KINDS[b]} beside a {COLORS[c]} {KINDS[d]}" for a, b, c, d in said]
-    # The vectors know the kinds of both things and nothing of their colours.
-    shown, told = (np.eye(5)[k].reshape(len(k), -1) for k in (kind, said[:, [1, 3]]))
-    shown, told = (v + 0.1 * rng.normal(size=v.shape) for v in (shown, told))
-    pairs = from_arrays(shown, told, image_of_text)
+    texts = [f"a {COLORS[a]} {KINDS[b]} beside a {COLORS[c]} {KINDS[d]}" for a, b, c, d in words]
+    # The vectors encode the kinds of both objects, not their colours.
+    shown, described = (np.eye(5)[k].reshape(len(k), -1) for k in (kind, words[:, [1, 3]]))
+    shown, described = (v + 0.1 * rng.normal(size=v.shape) for v in (shown, described))
+    pairs = from_arrays(shown, described, image_of_text)
     features = ArrayFeatures(regions.astype(np.float32), name="regions")
     return replace(pairs, texts=texts), features, is_shuffled, is_edited

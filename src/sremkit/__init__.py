@@ -3,21 +3,30 @@
 The objective needs torch alone: `from sremkit import SREM; SREM()(logits).total.backward()`.
 """
 
+import importlib
 from typing import TYPE_CHECKING
 
-from sremkit.objectives import SREM, Terms
 from sremkit.version import __version__
 
 if TYPE_CHECKING:
     from sremkit.audit.audit import Audit
+    from sremkit.methods.srem_plus_module import SREMPlus
+    from sremkit.objectives import SREM, Terms, TiledSREM, WarmupMonitor
 
-__all__ = ["SREM", "Audit", "Terms", "__version__"]
+__all__ = ["SREM", "Audit", "SREMPlus", "Terms", "TiledSREM", "WarmupMonitor", "__version__"]
+
+_MODULES = {
+    "SREM": "sremkit.objectives",
+    "Terms": "sremkit.objectives",
+    "TiledSREM": "sremkit.objectives",
+    "WarmupMonitor": "sremkit.objectives",
+    "SREMPlus": "sremkit.methods.srem_plus_module",
+    "Audit": "sremkit.audit.audit",
+}
 
 
 def __getattr__(name: str) -> object:
-    """`Audit` when it is asked for: importing the objective must not bring the data layer along."""
-    if name == "Audit":
-        from sremkit.audit.audit import Audit
-
-        return Audit
+    """Import a public name on first use: the objective does not bring the data layer along, nor the help torch."""
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'sremkit' has no attribute '{name}'")

@@ -21,6 +21,10 @@ class MissingExtraError(UserError, ImportError):
     """An optional package is not installed; the message names the extra that brings it."""
 
 
+class UserNotice(UserWarning):
+    """A warning for the user; the command line prints its sentence alone."""
+
+
 class UnknownNameError(UserError, KeyError):
     """A name that nothing is registered under; the message offers the nearest one."""
 

@@ -5,8 +5,11 @@ This is where the parts meet. The truth about injected noise goes to the observe
 
 from __future__ import annotations
 
-import resource
+import math
+import os
+import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,26 +19,30 @@ from typing import Any
 import numpy as np
 import torch
 
+from sremkit.config.recipes import DataSettings, Recipe
+from sremkit.config.settings import SettingsError, check_options, check_sizes
 from sremkit.data import Batches, Noise, Pairs, Vocabulary
-from sremkit.data.paths import resolve_source
-from sremkit.data.recipe_pairs import are_trained_on, noise_for, read_split, read_training_pairs
+from sremkit.data.training_pairs import are_trained_on, noise_for, read_split, read_training_pairs, resolve_source
 from sremkit.errors import DataError, UserError
 from sremkit.evaluation import retrieval_recall_folds
-from sremkit.evaluation.noise_watch import NoiseWatch
-from sremkit.evaluation.scoring import score_pairs, validation_metrics
-from sremkit.methods import METHODS, Method, build_method
+from sremkit.evaluation.noise_observer import NoiseObserver
+from sremkit.evaluation.scoring import score_matrix, validation_metrics
+from sremkit.methods import Method, build_method
 from sremkit.models import BACKBONES, Matcher, build_matcher
-from sremkit.recipes import DataSettings, Recipe, load_recipe, recipe_to_toml
+from sremkit.models.ensemble import logit_of_mean
+from sremkit.models.matcher import FROM_DATA
 from sremkit.reports.run import write_run_report
-from sremkit.settings import SettingsError, check_options
-from sremkit.training.checkpoint import without_prefix
-from sremkit.training.loop import Trainer
-from sremkit.training.processes import Process, this_process
-from sremkit.training.progress import Several
-from sremkit.training.run_folder import RunFolder, describe_environment
-from sremkit.training.step import number_format
-from sremkit.training.tensorboard import TensorBoardWriter
-from sremkit.training.watching import Observer, Reporter
+from sremkit.training.checkpoint import of_another_model, without_prefix
+from sremkit.training.distributed import Process, this_process
+from sremkit.training.reporters import Observer, Reporter, ReporterList
+from sremkit.training.run_folder import DamagedWarning, RunFolder, describe_environment
+from sremkit.training.step import autocast
+from sremkit.training.trackers import Tracking
+from sremkit.training.trainer import Trainer
+
+LARGE_SIZE = 8192  # of a model's option; smaller models are built without a look at the memory
+#: Of a run that was killed before it wrote its record.
+UNKNOWN_NOISE = {"protocol": "unknown", "rate": math.nan, "seed": None, "hash": "unknown"}
 
 
 @dataclass
@@ -73,6 +80,7 @@ def prepare(recipe: Recipe, process: Process | None = None) -> Prepared:
     Args:
         process: which of several processes this is; found out when absent.
     """
+    _check_backbone(recipe.model)
     clean = read_training_pairs(recipe.data)
     noise = noise_for(recipe.noise, clean)
     method = _method(recipe.method)
@@ -99,12 +107,18 @@ def prepare(recipe: Recipe, process: Process | None = None) -> Prepared:
     )
 
 
-def train(prepared: Prepared, folder: RunFolder, *, reporter: Reporter | None = None) -> dict[str, Any]:
-    """Train to the end, or go on where the folder stands; returns the record of the run."""
+def train(
+    prepared: Prepared, folder: RunFolder, *, reporter: Reporter | None = None, trackers: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Train to the end, or go on where the folder stands; returns the record of the run.
+
+    Args:
+        trackers: in addition to TensorBoard: "wandb", "mlflow".
+    """
     recipe, process = prepared.recipe, prepared.process
     settings = recipe.training
     started = time.monotonic()
-    record = {
+    record: dict[str, Any] = {
         "recipe": recipe.name,
         "environment": describe_environment(process.device),
         "processes": process.world,
@@ -113,17 +127,17 @@ def train(prepared: Prepared, folder: RunFolder, *, reporter: Reporter | None = 
         "pairs": len(prepared.train),
         "validates_on_training_pairs": prepared.validates_on_training_pairs,
         "parameters": sum(p.numel() for p in prepared.matcher.parameters()),
-        "seconds": folder.read_record().get("seconds", 0.0),
+        "seconds": _seconds_so_far(folder),
     }
-    events = TensorBoardWriter(folder.events) if process.is_main else None
-    trainer = make_trainer(prepared, Several(reporter, events), folder)
+    tracking = Tracking(folder, recipe, ("tensorboard", *trackers)) if process.is_main else None
+    trainer = make_trainer(prepared, ReporterList(reporter, tracking), folder)
     try:
         record["best_rsum"] = trainer.run().best_score
     finally:
         record["seconds"] += time.monotonic() - started
         record["peak_memory_mb"] = peak_memory_mb(process.device)
-        if events is not None:
-            events.close()
+        if tracking is not None:
+            tracking.close(failed="best_rsum" not in record)
             folder.write_record(record)
     if process.is_main:
         write_run_report(folder)
@@ -131,25 +145,26 @@ def train(prepared: Prepared, folder: RunFolder, *, reporter: Reporter | None = 
 
 
 def make_trainer(
-    prepared: Prepared,
-    reporter: Reporter,
-    folder: RunFolder | None = None,
-    *,
-    observer: Observer | None = None,
+    prepared: Prepared, reporter: Reporter, folder: RunFolder | None = None, *, observer: Observer | None = None
 ) -> Trainer:
     """The trainer of a prepared recipe; without a folder it keeps the best weights in memory.
 
     Args:
-        observer: watches the batches, in the place of one that knows which pairs have a wrong image.
+        observer: of the batches, instead of the one that knows which pairs have a wrong image.
     """
-    process = prepared.process
-    if observer is None and prepared.is_noisy.any():  # else nothing is known about which pairs are wrong
-        observer = NoiseWatch(prepared.true_image)
+    process, batches, settings = prepared.process, make_batches(prepared), prepared.recipe.training
+    trusted = None
+    if prepared.trusted is not None:
+        trusted = Batches(
+            prepared.trusted, batch_size=settings.batch_size, vocabulary=prepared.vocabulary, seed=settings.seed
+        )
+    if observer is None and prepared.is_noisy.any():  # else it is not known which pairs are wrong
+        observer = NoiseObserver(batches.image_ids(prepared.true_image))
     return Trainer(
         prepared.matcher,
         prepared.method,
-        make_batches(prepared),
-        prepared.recipe.training,
+        batches,
+        settings,
         device=process.device,
         folder=folder,
         validate=lambda matcher: validation_metrics(matcher, prepared.val, prepared.vocabulary),
@@ -157,7 +172,7 @@ def make_trainer(
         reporter=reporter,
         model_facts=prepared.model_facts(),
         process=(process.rank, process.world),
-        trusted=_trusted_batches(prepared),
+        trusted=trusted,
     )
 
 
@@ -173,86 +188,80 @@ def make_batches(prepared: Prepared) -> Batches:
         bucket_by_length=settings.bucket_by_length,
         unique_images=settings.unique_images,
         workers=settings.workers,
-        pin_memory=process.device.type == "cuda",
+        image_id_seed=settings.seed,
         shard=(process.rank, process.world),
-    )
-
-
-def _trusted_batches(prepared: Prepared) -> Batches | None:
-    if prepared.trusted is None:
-        return None
-    settings = prepared.recipe.training
-    return Batches(
-        prepared.trusted, batch_size=settings.batch_size, vocabulary=prepared.vocabulary, seed=settings.seed
     )
 
 
 def with_whole_paths(recipe: Recipe) -> Recipe:
     """The recipe with its files by whole paths, so that a run can be gone on with from another folder."""
 
-    def whole(path: str) -> str:
-        found = Path(path).expanduser()
-        return str(found.resolve()) if "$" not in path and found.exists() else path
-
-    def or_none(path: str | None) -> str | None:
-        return None if path is None else whole(path)
+    def whole(path: str | None) -> Any:
+        if path is None or "$" in path or not Path(path).expanduser().exists():
+            return path
+        return str(Path(path).expanduser().resolve())
 
     data, noise = recipe.data, recipe.noise
     # Scenes are generated, whatever lies in a folder of that name.
     source = data.source if data.source == "scenes" else whole(data.source)
-    data = replace(data, source=source, keep=or_none(data.keep), vocabulary=or_none(data.vocabulary))
-    return replace(recipe, data=data, noise=replace(noise, file=or_none(noise.file)))
-
-
-def start_run(recipe: Recipe, out: Path) -> RunFolder:
-    """Create the folder of a new run."""
-    return RunFolder.create(out, config=recipe_to_toml(recipe))
+    data = replace(data, source=source, keep=whole(data.keep), vocabulary=whole(data.vocabulary))
+    return replace(recipe, data=data, noise=replace(noise, file=whole(noise.file)))
 
 
 def load_best(folder: RunFolder) -> tuple[Matcher, Vocabulary | None]:
     """The best model of a run, with its vocabulary."""
     tensors, facts = folder.best()
-    matcher = build_matcher(facts["model"]["name"], **facts["model"]["options"])
-    matcher.load_state_dict(without_prefix("model", tensors))
-    vocabulary = None if facts["vocabulary"] is None else Vocabulary.from_dict(facts["vocabulary"])
+    with of_another_model(folder.checkpoints):
+        matcher = build_matcher(facts["model"]["name"], **facts["model"]["options"])
+        matcher.load_state_dict(without_prefix("model", tensors))
+        vocabulary = None if facts["vocabulary"] is None else Vocabulary.from_dict(facts["vocabulary"])
     return matcher.eval(), vocabulary
 
 
 def evaluate_runs(
     paths: Sequence[Path], *, split: str, folds: int | None = None, device: str = "auto"
 ) -> dict[str, Any]:
-    """Recall of one run's best model, or of several as an ensemble: the mean of their similarities.
+    """Recall of one run's best model, or of several as an ensemble: the logit of their mean similarity.
 
     Args:
         split: "val" or "test", as the first run's recipe names them.
-        folds: average over so many folds of images; when absent, as that recipe tests, and "val" all at once.
+        folds: average over so many folds of images; by default as that recipe tests, and 1 for "val".
     """
     folders = [RunFolder.open(path) for path in paths]
-    recipe = load_recipe(folders[0].config)
+    recipe = folders[0].recipe()
     name = recipe.data.test_split if split == "test" else recipe.data.val_split
     if folds is None:
         folds = (recipe.data.test_folds or 1) if split == "test" else 1
     pairs = read_split(recipe.data, name)
-    total = torch.zeros(pairs.num_images, len(pairs), dtype=torch.float64)
+    scores = []
     for folder in folders:
         matcher, vocabulary = load_best(folder)
         place = this_process(device).device
-        with number_format(load_recipe(folder.config).training.precision, place):  # bf16 as it was validated
-            scores = score_pairs(matcher.to(place), pairs, vocabulary)
-        # One model is ranked by its logits: their sigmoid could round two different ones to the same number.
-        total += scores if len(folders) == 1 else scores.double().sigmoid()
-    metrics = retrieval_recall_folds(total, pairs.image_of_text, folds=folds)
+        with autocast(folder.recipe().training.precision, place):  # the precision of the validation
+            scores.append(score_matrix(matcher.to(place), pairs, vocabulary).float())
+    ensemble = scores[0] if len(scores) == 1 else logit_of_mean(*scores)
+    metrics = retrieval_recall_folds(ensemble, pairs.image_of_text, folds=folds)
     records = [folder.read_record() for folder in folders]
+    noises = [record.get("noise", UNKNOWN_NOISE) for record in records]
     return {
         "runs": [str(path) for path in paths],
         "split": name,
         "folds": folds,
         "ensemble": len(folders) > 1,
-        "noise": records[0]["noise"],
-        "noises": [record["noise"] for record in records],
+        "noise": noises[0],
+        "noises": noises,
         "seen_in_training": any(record.get("validates_on_training_pairs", False) for record in records),
         "metrics": metrics,
     }
+
+
+def _seconds_so_far(folder: RunFolder) -> float:
+    """Seconds of a resumed run; a damaged record, which is going to be written again, counts as none."""
+    try:
+        return folder.read_record().get("seconds", 0.0)
+    except DataError as problem:
+        warnings.warn(f"{problem}; the seconds of earlier sessions are not counted", DamagedWarning, stacklevel=2)
+        return 0.0
 
 
 def describe_noise(noise: Noise) -> dict[str, Any]:
@@ -261,10 +270,23 @@ def describe_noise(noise: Noise) -> dict[str, Any]:
 
 
 def peak_memory_mb(device: torch.device) -> float:
-    """The most memory used so far: of the device, or of this process."""
+    """Peak memory so far in MiB: of the CUDA device, or of this process; NaN on Windows, which does not tell."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    try:
+        import resource
+    except ImportError:
+        return math.nan
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10  # macOS counts bytes, Linux KiB
+
+
+def physical_memory() -> float:
+    """Bytes of memory of this machine; infinity where the system does not say (Windows)."""
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):
+        return math.inf
 
 
 def _set_aside(recipe: Recipe, clean: Pairs, method: Method) -> np.ndarray:
@@ -295,26 +317,51 @@ def _vocabulary(data: DataSettings, pairs: Pairs) -> Vocabulary | None:
     return Vocabulary.build(pairs.texts, min_count=data.min_count)
 
 
+def _check_backbone(table: dict[str, Any]) -> None:
+    """Refuse a backbone that cannot be trained, and options that it does not take, before the data are read."""
+    backbone = BACKBONES[table["name"]]
+    if backbone.image_input == "pixels":
+        raise SettingsError(
+            f"model.name is '{table['name']}', which reads pixels, and no data format provides them yet; build it in "
+            f"Python with build_matcher('{table['name']}', ...), or choose one of `srem list backbones`"
+        )
+    check_options(backbone, {key: value for key, value in table.items() if key != "name"}, where="model")
+
+
 def _matcher(table: dict[str, Any], pairs: Pairs, vocabulary: Vocabulary | None, method: Method) -> Matcher:
     """Build the backbone; widths that follow from the data need not be written down."""
     options = {key: value for key, value in table.items() if key != "name"}
     backbone = BACKBONES[table["name"]]
-    check_options(backbone, options, where="model")
-    known: dict[str, Callable[[], int]] = {
+    from_data: dict[str, Callable[[], int]] = {
         "image_dim": lambda: _dim(pairs, "image_features"),
         "text_dim": lambda: _dim(pairs, "text_features"),
         "vocab_size": lambda: len(vocabulary) if vocabulary is not None else 0,
     }
-    for option, value in known.items():
+    for option in FROM_DATA:
         if option in backbone.__init__.__annotations__ and option not in options:
-            options[option] = value()
+            options[option] = from_data[option]()
     with _values_of("model"):
+        _check_memory(method, table["name"], options)
         return method.model(table["name"], **options)
+
+
+def _check_memory(method: Method, name: str, options: dict[str, Any]) -> None:
+    """Refuse a model that does not fit into memory, before the system ends the process."""
+    if max((value for value in options.values() if isinstance(value, int)), default=0) < LARGE_SIZE:
+        return
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        parameters = sum(p.numel() for p in method.model(name, **options).parameters())
+    needed, there = 16 * parameters, physical_memory()  # float32: weights, gradients and two moments of Adam
+    if needed > there:
+        raise SettingsError(
+            f"the model has {parameters:,} parameters, whose training takes at least {needed / 2**30:,.0f} GiB, but "
+            f"this machine has {there / 2**30:,.0f} GiB of memory; choose smaller sizes in [model]"
+        )
 
 
 def _method(table: dict[str, Any]) -> Method:
     options = {key: value for key, value in table.items() if key != "name"}
-    check_options(METHODS[table["name"]], options, where="method")
+    check_sizes(options, where="method")
     with _values_of("method"):
         return build_method(table["name"], **options)
 
@@ -335,18 +382,3 @@ def _dim(pairs: Pairs, source: str) -> int:
     if features is None:
         raise DataError(f"{pairs.name} has no {source.replace('_', ' ')}, which this backbone needs")
     return features.dim
-
-
-__all__ = [
-    "Prepared",
-    "describe_noise",
-    "evaluate_runs",
-    "load_best",
-    "make_batches",
-    "make_trainer",
-    "peak_memory_mb",
-    "prepare",
-    "read_split",
-    "start_run",
-    "train",
-]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from types import ModuleType
 
 from sremkit.errors import MissingExtraError
+
+#: Packages whose module has another name; for the others "-" becomes "_".
+MODULES = {"pillow": "PIL", "faiss-cpu": "faiss", "mlflow-skinny": "mlflow"}
 
 
 def require(module: str, *, extra: str, purpose: str) -> ModuleType:
@@ -23,3 +27,11 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
             f"the package '{module.split('.')[0]}' is needed to {purpose}; "
             f"install it with: pip install 'sremkit[{extra}]'"
         ) from cause
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package, by its name on PyPI, is there; it is not imported."""
+    try:
+        return importlib.util.find_spec(MODULES.get(package, package.replace("-", "_"))) is not None
+    except ImportError:
+        return False

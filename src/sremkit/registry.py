@@ -1,24 +1,44 @@
-"""Named components. A file that registers itself is the whole change it takes to add one."""
+"""Registries of named components: a file that registers itself, or an entry point of another package, adds one.
+
+A package registers a method, a backbone or a format in its `pyproject.toml`, without touching this one:
+
+    [project.entry-points."sremkit.methods"]
+    my-method = "my_package:MyMethod"
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import pkgutil
+import warnings
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+from typing import Generic, TypeVar, cast
 
-from sremkit.errors import UnknownNameError
+from sremkit.errors import UnknownNameError, UserNotice
 
 T = TypeVar("T")
 
 
-class Registry(Generic[T]):
-    """Components of one kind, found by importing every module of one package."""
+class PluginWarning(UserNotice):
+    """A component of another package that could not be loaded."""
 
-    def __init__(self, kind: str, *, package: str) -> None:
+
+class Registry(Generic[T]):
+    """Components of one kind, found in the modules of some packages and in entry points.
+
+    Args:
+        kind: what a component is called in messages.
+        packages: all of their modules are imported.
+        group: of entry points, which name a component or a module that registers some; None for no plugins.
+    """
+
+    def __init__(self, kind: str, *, packages: tuple[str, ...], group: str | None = None) -> None:
         self.kind = kind
-        self.package = package
+        self.packages = packages
+        self.group = group
         self._entries: dict[str, T] = {}
         self._discovered = False
 
@@ -56,7 +76,25 @@ class Registry(Generic[T]):
     def _discover(self) -> None:
         if self._discovered:
             return
-        package = importlib.import_module(self.package)
-        for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"{self.package}.{module.name}")
+        for name in self.packages:
+            for module in pkgutil.iter_modules(importlib.import_module(name).__path__):
+                importlib.import_module(f"{name}.{module.name}")
         self._discovered = True
+        for entry_point in () if self.group is None else entry_points(group=self.group):
+            self._load(entry_point)
+
+    def _load(self, entry_point: EntryPoint) -> None:
+        """Register a plugin; one that fails is a warning, because everything else still works."""
+        try:
+            component = entry_point.load()
+            registered = any(component is entry for entry in self._entries.values())
+            if not isinstance(component, ModuleType) and not registered:
+                self.register(entry_point.name)(cast(T, component))
+        except Exception as problem:
+            package = entry_point.dist.name if entry_point.dist is not None else entry_point.value
+            warnings.warn(
+                f"the {self.kind} '{entry_point.name}' of the package '{package}' is left out, because it could not "
+                f"be loaded: {type(problem).__name__}: {problem}",
+                PluginWarning,
+                stacklevel=2,
+            )

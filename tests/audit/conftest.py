@@ -1,21 +1,19 @@
-"""An audit with encoders and a judge that take no time."""
+"""An audit with encoders and a scorer that take no time."""
 
 from __future__ import annotations
 
 import pytest
 
-from fake_encoders import FakePictures, FakeSentences
+from fake_encoders import FakeImages, FakeSentences
 from sremkit.audit import audit as audit_module
-from sremkit.audit.preparation import Encoders
-from stand_in_judge import StandInJudge
+from sremkit.audit.embed import Encoders
+from stand_in_scorer import StandInScorer
 
 
 @pytest.fixture
-def judge(monkeypatch: pytest.MonkeyPatch) -> StandInJudge:
-    """Stands in for the real judge, and the real encoders are replaced too."""
-    stand_in = StandInJudge()
-    monkeypatch.setattr(audit_module, "judge_by_cross_fitting", stand_in)
-    monkeypatch.setattr(
-        Encoders, "default", classmethod(lambda cls: Encoders(FakePictures(), FakeSentences()))
-    )
+def scorer(monkeypatch: pytest.MonkeyPatch) -> StandInScorer:
+    """Replaces the real scorer; the real encoders are replaced too."""
+    stand_in = StandInScorer()
+    monkeypatch.setattr(audit_module, "score_pairs", stand_in)
+    monkeypatch.setattr(Encoders, "default", classmethod(lambda cls: Encoders(FakeImages(), FakeSentences())))
     return stand_in

@@ -1,4 +1,4 @@
-"""The audit around the judging: every row of the user's comes back, with its verdict or with what is wrong."""
+"""The audit around the scoring: every input row is in the result, with its verdict or its problem."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 import sremkit
 from audit.small_tables import GOOD, HEADER, audited, column, write_table
-from fake_encoders import FakePictures
-from layouts import coco_content, karpathy_content, write_json, write_picture, write_shard
+from fake_encoders import FakeImages
+from layouts import coco_content, karpathy_content, write_image, write_json, write_shard
 from sremkit.audit.audit import Audit
-from sremkit.audit.preparation import Encoders
+from sremkit.audit.embed import Encoders
 from sremkit.data import read_pairs
 from sremkit.errors import DataError, UserError
 
@@ -22,7 +22,7 @@ pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
 
-def test_three_lines_find_the_wrong_pairs_and_write_a_report(tmp_path: Path, judge, monkeypatch) -> None:
+def test_three_lines_find_the_wrong_pairs_and_write_a_report(tmp_path: Path, scorer, monkeypatch) -> None:
     path = write_table(tmp_path / "data", [row[1:3] for row in GOOD], header=["image", "caption"])
     monkeypatch.chdir(tmp_path)
     audit = sremkit.Audit.from_csv(path)
@@ -34,7 +34,7 @@ def test_three_lines_find_the_wrong_pairs_and_write_a_report(tmp_path: Path, jud
     assert column(audit, "is_mismatch") == [False, True, True, False]
 
 
-def test_every_verdict_stands_beside_its_own_row(tmp_path: Path, judge) -> None:
+def test_every_row_has_its_own_verdict(tmp_path: Path, scorer) -> None:
     audit = audited(write_table(tmp_path / "data", GOOD), tmp_path / "out")
     rows = parquet.read_table(tmp_path / "out" / "pairs.parquet").to_pylist()
     assert rows == audit.get_issues().to_pylist()
@@ -43,7 +43,7 @@ def test_every_verdict_stands_beside_its_own_row(tmp_path: Path, judge) -> None:
         "id": "b",
         "image": "1.png",
         "text": "wrong caption",
-        "mismatch_score": 0.01,
+        "match_probability": 0.01,
         "is_mismatch": True,
         "energy_i2t": 5.0,
         "energy_t2i": 4.0,
@@ -55,6 +55,14 @@ def test_every_verdict_stands_beside_its_own_row(tmp_path: Path, judge) -> None:
         "fold": 1,
         "duplicate_text_group": None,
         "duplicate_image_group": None,
+        "expected_precision": pytest.approx(0.99, abs=1e-6),  # (0.99 + 0.99) / 2: both pairs of this score
+        "expected_recall": pytest.approx(0.99, abs=1e-6),  # 1.98 of 2.00 expected mismatches
+        "repeated_caption": None,
+        "conflicting_captions": None,
+        "duplicate_row_of": None,
+        "boilerplate": None,
+        "other_language": None,
+        "image_issue": "tiny",
         "problem": None,
     }
     assert [[row[name] for name in HEADER] for row in rows] == GOOD
@@ -62,11 +70,11 @@ def test_every_verdict_stands_beside_its_own_row(tmp_path: Path, judge) -> None:
     assert [row["duplicate_text_group"] for row in rows] == [0, None, None, 0]  # but for case and punctuation
 
 
-def test_rows_that_cannot_be_judged_stay_in_their_place_with_the_reason(tmp_path: Path, judge) -> None:
+def test_rows_without_a_score_keep_their_place_with_the_reason(tmp_path: Path, scorer) -> None:
     rows = [
         GOOD[0],
-        ["x1", "none.png", "a picture that is not there", "mit"],
-        ["x2", "damaged.png", "a picture that is damaged", "mit"],
+        ["x1", "none.png", "an image that is not there", "mit"],
+        ["x2", "damaged.png", "an image that is damaged", "mit"],
         ["x3", "1.png", "   ", "mit"],
         ["x4", "1.png"],
         ["a", "1.png", "an id that was there before", "mit"],
@@ -80,11 +88,11 @@ def test_rows_that_cannot_be_judged_stay_in_their_place_with_the_reason(tmp_path
     audit = audited(path, tmp_path / "out")
     problems = column(audit, "problem")
     assert [problem is None for problem in problems] == [True, *[False] * 6, True, True, True, False]
-    for problem, said in zip(
+    for problem, expected in zip(
         [*problems[1:7], problems[-1]],
         [
-            "line 3: the picture is missing",
-            "damaged.png: the picture cannot be decoded",
+            "line 3: the image is missing",
+            "damaged.png: the image cannot be decoded",
             "line 5: the caption is empty",
             "line 6: 2 fields where the header has 4",
             "line 7: the id has appeared before",
@@ -93,35 +101,35 @@ def test_rows_that_cannot_be_judged_stay_in_their_place_with_the_reason(tmp_path
         ],
         strict=True,
     ):
-        assert said in problem
-    unjudged = [problem is not None for problem in problems]
-    for name in ("mismatch_score", "is_mismatch", "energy_i2t", "rank_i2t", "fold"):
-        assert [value is None for value in column(audit, name)] == unjudged
+        assert expected in problem
+    unscored = [problem is not None for problem in problems]
+    for name in ("match_probability", "is_mismatch", "energy_i2t", "rank_i2t", "fold"):
+        assert [value is None for value in column(audit, name)] == unscored
     assert column(audit, "uid")[1:4] == ["x1", "x2", "x3"]  # what the user wrote in such rows is still there
     assert column(audit, "id")[4] is None
     assert audit.summary["pairs"] == 11
-    assert audit.summary["judged"] == 4
+    assert audit.summary["scored"] == 4
     assert sum(audit.summary["problems"].values()) == 7
-    assert audit.summary["problems"]["the picture cannot be read"] == 1
-    (judged,) = judge.judged
-    assert list(judged.pair_ids) == ["a", "b", "c", "d"]
-    assert list(judged.image_ids) == ["0.png", "1.png", "2.png", "3.png"]  # the damaged one is not among them
+    assert audit.summary["problems"]["the image cannot be read"] == 1
+    (scored,) = scorer.scored
+    assert list(scored.pair_ids) == ["a", "b", "c", "d"]
+    assert list(scored.image_ids) == ["0.png", "1.png", "2.png", "3.png"]  # the damaged one is not among them
 
 
-def test_the_summary_holds_figures_settings_and_times(tmp_path: Path, judge) -> None:
+def test_the_summary_holds_figures_settings_and_times(tmp_path: Path, scorer) -> None:
     audit = audited(write_table(tmp_path / "data", GOOD), tmp_path / "out")
     summary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))
     assert summary == audit.summary
     assert summary["noise_rate"] == {"estimate": 0.5, "low": 0.0, "high": 1.0}
-    assert (summary["pairs"], summary["judged"], summary["mismatches"]) == (4, 4, 2)
+    assert (summary["pairs"], summary["scored"], summary["mismatches"]) == (4, 4, 2)
     assert summary["expected_precision"] == pytest.approx(0.99)
-    assert summary["choice"] == {"precision": 0.95}
-    assert set(summary["seconds"]) == {"reading", "features", "judging", "table"}
+    assert summary["cutoff"] == {"precision": 0.95}
+    assert set(summary["seconds"]) == {"reading", "features", "scoring", "table"}
     assert summary["versions"]["sremkit"] == sremkit.__version__
-    assert summary["settings"] == {"seed": 0, "picture_encoder": "mean colours", "text_encoder": "lengths"}
+    assert summary["settings"] == {"seed": 0, "image_encoder": "mean colours", "text_encoder": "lengths"}
 
 
-def test_parquet_keeps_its_types_and_own_columns_with_our_names_are_not_lost(tmp_path: Path, judge) -> None:
+def test_parquet_keeps_its_types_and_own_columns_with_our_names_are_not_lost(tmp_path: Path, scorer) -> None:
     folder = write_table(tmp_path / "data", GOOD).parent
     own = pa.table(
         {
@@ -145,20 +153,20 @@ def test_parquet_keeps_its_types_and_own_columns_with_our_names_are_not_lost(tmp
     assert table["tags"] == own["tags"]
 
 
-def test_all_splits_are_judged_together_and_one_can_be_chosen(tmp_path: Path, judge) -> None:
+def test_all_splits_are_scored_together_and_one_can_be_selected(tmp_path: Path, scorer) -> None:
     rows = [[*row, split] for row, split in zip(GOOD, ["train", "val", "train", "val"], strict=True)]
     path = write_table(tmp_path / "data", rows, header=[*HEADER, "split"])
     everything = audited(path, tmp_path / "all")
     assert column(everything, "id") == ["a", "b", "c", "d"]  # in the user's order, not split by split
     assert column(everything, "split") == ["train", "val", "train", "val"]
     assert column(everything, "is_mismatch") == [False, True, True, False]
-    assert len(judge.judged[0]) == 4
+    assert len(scorer.scored[0]) == 4
     one = audited(path, tmp_path / "val", split="val")
     assert column(one, "id") == ["b", "d"]
-    assert list(judge.judged[1].pair_ids) == ["b", "d"]
+    assert list(scorer.scored[1].pair_ids) == ["b", "d"]
 
 
-def test_an_id_that_another_split_has_had_is_a_problem_and_not_a_crash(tmp_path: Path, judge) -> None:
+def test_an_id_that_another_split_has_had_is_a_problem_and_not_a_crash(tmp_path: Path, scorer) -> None:
     rows = [[*row, split] for row, split in zip(GOOD, ["train", "val", "train", "val"], strict=True)]
     rows[3][0] = "a"
     path = write_table(tmp_path / "data", rows, header=[*HEADER, "split"])
@@ -167,18 +175,18 @@ def test_an_id_that_another_split_has_had_is_a_problem_and_not_a_crash(tmp_path:
     assert ["appeared before" in (problem or "") for problem in column(audit, "problem")] == [0, 0, 0, 1]
 
 
-def test_a_folder_tells_of_what_it_left_out(tmp_path: Path, judge) -> None:
+def test_a_folder_tells_of_what_it_left_out(tmp_path: Path, scorer) -> None:
     source = tmp_path / "data"
     for k in range(3):
-        write_picture(source / f"{k}.png").with_suffix(".txt").write_text(f"caption {k}\nwrong {k}\n")
-    write_picture(source / "lonely.png")
+        write_image(source / f"{k}.png").with_suffix(".txt").write_text(f"caption {k}\nwrong {k}\n")
+    write_image(source / "lonely.png")
     audit = Audit.from_folder(source).find(tmp_path / "out", workers=0)
     assert column(audit, "id") == [f"{k}.png#{j}" for k in range(3) for j in range(2)] + [None]
     assert column(audit, "is_mismatch") == [False, True] * 3 + [None]
     assert column(audit, "problem")[-1].endswith("lonely.png: no captions")
 
 
-def test_shards_say_which_archive_a_pair_lies_in(tmp_path: Path, judge) -> None:
+def test_shards_say_which_archive_a_pair_lies_in(tmp_path: Path, scorer) -> None:
     for k in range(2):
         write_shard(tmp_path / "shards" / f"{k}.tar", {f"{k}0": "fine", f"{k}1": "wrong"})
     audit = Audit.from_webdataset(tmp_path / "shards").find(tmp_path / "out", workers=0)
@@ -187,29 +195,27 @@ def test_shards_say_which_archive_a_pair_lies_in(tmp_path: Path, judge) -> None:
 
 
 @pytest.mark.parametrize("content", [karpathy_content, coco_content])
-def test_json_files_are_read(tmp_path: Path, judge, content) -> None:
+def test_json_files_are_read(tmp_path: Path, scorer, content) -> None:
     for k in range(3):
-        write_picture(tmp_path / f"{k}.png")
+        write_image(tmp_path / f"{k}.png")
     path = write_json(tmp_path / "captions.json", content({f"{k}.png": ["fine", "wrong"] for k in range(3)}))
     audit = Audit.from_json(path).find(tmp_path / "out", workers=0)
     assert column(audit, "text") == ["fine", "wrong"] * 3
-    assert audit.picture_of(0).size == (12, 8)
+    assert audit.image_of(0).size == (12, 8)
 
 
-def test_a_run_is_audited_on_the_pairs_it_was_given(tmp_path: Path, judge) -> None:
+def test_a_run_is_audited_on_the_pairs_it_was_given(tmp_path: Path, scorer) -> None:
     run = tmp_path / "run"
     run.mkdir()
     source = tmp_path / "data"
     for k in range(40):
-        write_picture(source / f"{k:02d}.png").with_suffix(".txt").write_text(f"caption {k}\n")
+        write_image(source / f"{k:02d}.png").with_suffix(".txt").write_text(f"caption {k}\n")
     (run / "config.toml").write_text(
         f'name = "small"\n[data]\nsource = "{source}"\n[noise]\nrate = 0.5\nseed = 3\n'
         '[model]\nname = "dual"\n[method]\nname = "srem"\n'
     )
     audit = Audit.from_run(run).find(tmp_path / "out", workers=0)
-    given = [
-        f"{image}#0" == pair for image, pair in zip(column(audit, "image"), column(audit, "id"), strict=True)
-    ]
+    given = [f"{image}#0" == pair for image, pair in zip(column(audit, "image"), column(audit, "id"), strict=True)]
     assert 15 <= given.count(False) <= 20  # half of them shuffled, some of those by chance to their own place
 
 
@@ -218,13 +224,13 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         Audit.from_run(tmp_path)
 
 
-def test_pairs_in_memory_with_features_need_no_encoder(tmp_path: Path, judge, monkeypatch) -> None:
-    monkeypatch.setattr(FakePictures, "encode", None)
+def test_pairs_in_memory_with_features_need_no_encoder(tmp_path: Path, scorer, monkeypatch) -> None:
+    monkeypatch.setattr(FakeImages, "encode", None)
     pairs = read_pairs("scenes", num_scenes=3)
     audit = Audit.from_pairs(pairs).find(tmp_path / "out", workers=0)
     assert column(audit, "id") == list(pairs.pair_ids)
-    assert judge.judged[0].image_features.rows(np.arange(2)).values.ndim == 2  # regions became their mean
-    assert audit.summary["settings"]["picture_encoder"] == "features as given"
+    assert scorer.scored[0].image_features.rows(np.arange(2)).values.ndim == 2  # regions became their mean
+    assert audit.summary["settings"]["image_encoder"] == "features as given"
 
 
 def test_nothing_is_asked_before_it_was_found(tmp_path: Path) -> None:
@@ -233,19 +239,19 @@ def test_nothing_is_asked_before_it_was_found(tmp_path: Path) -> None:
         audit.get_issues()
 
 
-def test_mismatches_alone_come_worst_first(tmp_path: Path, judge) -> None:
+def test_mismatches_alone_come_worst_first(tmp_path: Path, scorer) -> None:
     rows = [*GOOD[:3], ["d", "3.png", "very wrong", "x"]]
     audit = audited(write_table(tmp_path / "data", rows), tmp_path / "out")
     assert audit.get_issues(mismatches_only=True)["id"].to_pylist() == ["d", "b", "c"]
 
 
-def test_pictures_are_found_by_row_also_where_rows_are_missing(tmp_path: Path, judge) -> None:
+def test_images_are_found_by_row_also_where_rows_are_missing(tmp_path: Path, scorer) -> None:
     rows = [["x", "none.png", "not there", "mit"], *GOOD]
     audit = audited(write_table(tmp_path / "data", rows), tmp_path / "out")
-    assert audit.picture_of(0) is None
-    assert [audit.picture_of(k).getpixel((10, 6)) for k in (1, 3)] == [(255, 0, 0), (0, 0, 255)]  # red, blue
+    assert audit.image_of(0) is None
+    assert [audit.image_of(k).getpixel((10, 6)) for k in (1, 3)] == [(255, 0, 0), (0, 0, 255)]  # red, blue
     (tmp_path / "data" / "0.png").unlink()
-    assert audit.picture_of(1) is None
+    assert audit.image_of(1) is None
 
 
 def test_importing_the_package_brings_no_audit_along() -> None:
@@ -261,26 +267,26 @@ def test_importing_the_package_brings_no_audit_along() -> None:
 
 def test_the_default_encoders_are_those_of_the_features_extra() -> None:
     encoders = Encoders.default()
-    assert "efficientnet-lite2" in encoders.pictures.description
+    assert "efficientnet-lite2" in encoders.images.description
     assert "MiniLM" in encoders.texts.description
 
 
-def test_choices_are_checked_before_any_work(tmp_path: Path) -> None:
+def test_cutoff_rules_are_checked_before_any_work(tmp_path: Path) -> None:
     audit = Audit.from_embeddings(np.eye(4), np.eye(4))
-    with pytest.raises(UserError, match="not by precision and fraction"):
+    with pytest.raises(UserError, match="not precision and fraction"):
         audit.find(tmp_path / "out", precision=0.9, fraction=0.1)
     with pytest.raises(UserError, match="fraction must lie between 0 and 1, got 40"):
         audit.find(tmp_path / "out", fraction=40)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_fraction_calls_the_worst_share(tmp_path: Path, judge) -> None:
+def test_a_fraction_flags_the_lowest_scores(tmp_path: Path, scorer) -> None:
     path = write_table(tmp_path / "data", GOOD)
     audit = Audit.from_csv(path, image="file", id="uid").find(tmp_path / "out", workers=0, fraction=0.5)
     assert column(audit, "is_mismatch") == [False, True, True, False]
-    assert audit.summary["choice"] == {"fraction": 0.5}
+    assert audit.summary["cutoff"] == {"fraction": 0.5}
 
 
-def test_a_path_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_path_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"pairs\.csv does not exist; check the spelling"):
         Audit.from_csv(tmp_path / "pairs.csv")

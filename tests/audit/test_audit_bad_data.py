@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from layouts import picture_bytes, write_picture, write_tar
+from layouts import image_bytes, write_image, write_tar
 from sremkit.audit.audit import Audit
-from sremkit.audit.preparation import MAX_CHARACTERS
+from sremkit.audit.embed import MAX_CHARACTERS
 from sremkit.data import images as images_module
 from sremkit.errors import DataError
 
@@ -29,14 +29,14 @@ ODD_CAPTIONS = [
 ]
 
 
-def write_rows(folder: Path, captions: list[str], *, same_picture: bool = False) -> Path:
+def write_rows(folder: Path, captions: list[str], *, same_image: bool = False) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "pairs.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["image", "caption"])
         for k, caption in enumerate(captions):
-            name = "0.png" if same_picture else f"{k}.png"
-            write_picture(folder / name, ("red", "green", "blue")[k % 3])
+            name = "0.png" if same_image else f"{k}.png"
+            write_image(folder / name, ("red", "green", "blue")[k % 3])
             writer.writerow([name, caption])
     return folder / "pairs.csv"
 
@@ -45,58 +45,56 @@ def find(path: Path, out: Path, **options) -> Audit:
     return Audit.from_csv(path).find(out, workers=0, **options)
 
 
-def test_captions_of_every_kind_come_back_as_they_were(tmp_path: Path, judge) -> None:
+def test_captions_of_every_kind_come_back_as_they_were(tmp_path: Path, scorer) -> None:
     path = write_rows(tmp_path / "data", ODD_CAPTIONS)
     audit = find(path, tmp_path / "out")
     assert audit.get_issues()["caption"].to_pylist() == ODD_CAPTIONS
-    assert audit.summary["judged"] == len(ODD_CAPTIONS)
-    longest = max(len(text) for text in judge.judged[0].texts)
+    assert audit.summary["scored"] == len(ODD_CAPTIONS)
+    longest = max(len(text) for text in scorer.scored[0].texts)
     assert longest == MAX_CHARACTERS  # nobody reads further, and the encoder should not either
 
 
-def test_one_caption_for_a_hundred_pictures_is_a_group_of_a_hundred(tmp_path: Path, judge) -> None:
+def test_one_caption_for_a_hundred_images_is_a_group_of_a_hundred(tmp_path: Path, scorer) -> None:
     audit = find(write_rows(tmp_path / "data", ["stock photo"] * 100), tmp_path / "out")
     assert set(audit.get_issues()["duplicate_text_group"].to_pylist()) == {0}
     assert audit.summary["duplicates"]["text"] == 100
 
 
-def test_one_picture_for_all_captions_is_judged(tmp_path: Path, judge) -> None:
-    path = write_rows(tmp_path / "data", [f"caption {k}" for k in range(5)], same_picture=True)
+def test_one_image_for_all_captions_is_audited(tmp_path: Path, scorer) -> None:
+    path = write_rows(tmp_path / "data", [f"caption {k}" for k in range(5)], same_image=True)
     audit = find(path, tmp_path / "out")
-    assert audit.summary["judged"] == 5
+    assert audit.summary["scored"] == 5
     assert audit.summary["images"] == 1
 
 
-@pytest.mark.parametrize(("caption", "called"), [("wrong", 6), ("fine", 0)])
-def test_everything_wrong_and_nothing_wrong_are_both_said(
-    tmp_path: Path, judge, caption: str, called: int
+@pytest.mark.parametrize(("caption", "flagged"), [("wrong", 6), ("fine", 0)])
+def test_all_mismatched_and_none_mismatched_are_both_reported(
+    tmp_path: Path, scorer, caption: str, flagged: int
 ) -> None:
     audit = find(write_rows(tmp_path / "data", [f"{caption} {k}" for k in range(6)]), tmp_path / "out")
-    assert audit.summary["mismatches"] == called
-    assert (audit.summary["expected_precision"] is None) == (called == 0)
+    assert audit.summary["mismatches"] == flagged
+    assert (audit.summary["expected_precision"] is None) == (flagged == 0)
 
 
-def test_too_few_pairs_get_a_note_and_no_verdict(tmp_path: Path, judge) -> None:
+def test_too_few_pairs_get_a_note_and_no_verdict(tmp_path: Path, scorer) -> None:
     audit = find(write_rows(tmp_path / "data", ["wrong", "fine"]), tmp_path / "out")
     table = audit.get_issues()
-    assert table["mismatch_score"].to_pylist() == [None, None]
+    assert table["match_probability"].to_pylist() == [None, None]
     assert table["is_mismatch"].to_pylist() == [None, None]
     assert audit.summary["noise_rate"] is None
-    assert audit.summary["judged"] == 0
+    assert audit.summary["scored"] == 0
     assert "too few" in audit.summary["note"]
 
 
-def test_scores_that_only_order_the_pairs_call_no_mismatch(tmp_path: Path, judge) -> None:
-    judge.indistinct = True
-    audit = find(
-        write_rows(tmp_path / "data", ["wrong", "fine", "fine too", "wrong as well"]), tmp_path / "out"
-    )
-    assert audit.get_issues()["mismatch_score"].to_pylist() == [0.01, 0.99, 0.99, 0.01]
+def test_ranks_flag_no_mismatch(tmp_path: Path, scorer) -> None:
+    scorer.rank_only = True
+    audit = find(write_rows(tmp_path / "data", ["wrong", "fine", "fine too", "wrong as well"]), tmp_path / "out")
+    assert audit.get_issues()["match_probability"].to_pylist() == [0.01, 0.99, 0.99, 0.01]
     assert audit.get_issues()["is_mismatch"].to_pylist() == [False] * 4
 
 
 @pytest.mark.parametrize(
-    ("choice", "called"),
+    ("rule", "flagged"),
     [
         ({"fraction": 0.25}, [True, False, False, False]),  # 1 of 4
         ({"threshold": 0.5}, [True, False, False, True]),
@@ -105,22 +103,22 @@ def test_scores_that_only_order_the_pairs_call_no_mismatch(tmp_path: Path, judge
     ],
 )
 def test_a_share_or_a_score_that_is_asked_for_holds_for_scores_that_only_order(
-    tmp_path: Path, judge, choice: dict[str, float], called: list[bool]
+    tmp_path: Path, scorer, rule: dict[str, float], flagged: list[bool]
 ) -> None:
-    judge.indistinct = True
+    scorer.rank_only = True
     captions = ["very wrong", "fine", "fine too", "wrong as well"]
-    audit = find(write_rows(tmp_path / "data", captions), tmp_path / "out", **choice)
-    assert audit.get_issues()["is_mismatch"].to_pylist() == called
-    assert audit.summary["mismatches"] == sum(called)
+    audit = find(write_rows(tmp_path / "data", captions), tmp_path / "out", **rule)
+    assert audit.get_issues()["is_mismatch"].to_pylist() == flagged
+    assert audit.summary["mismatches"] == sum(flagged)
     assert audit.summary["expected_precision"] is None  # these scores are no probabilities
 
 
-def test_pairs_that_nobody_judged_are_not_called_by_a_threshold(tmp_path: Path, judge) -> None:
+def test_pairs_without_a_score_are_not_flagged_by_a_threshold(tmp_path: Path, scorer) -> None:
     audit = find(write_rows(tmp_path / "data", ["wrong", "fine"]), tmp_path / "out", threshold=0.9)
     assert audit.summary["mismatches"] == 0
 
 
-def test_pictures_of_like_features_are_a_group(tmp_path: Path, judge) -> None:
+def test_images_of_like_features_are_a_group(tmp_path: Path, scorer) -> None:
     path = write_rows(tmp_path / "data", [f"caption {k}" for k in range(4)])  # red, green, blue, red
     assert find(path, tmp_path / "out").get_issues()["duplicate_image_group"].to_pylist() == [
         0,
@@ -130,17 +128,17 @@ def test_pictures_of_like_features_are_a_group(tmp_path: Path, judge) -> None:
     ]
 
 
-def test_pictures_beyond_the_pixel_limit_are_refused_and_counted(tmp_path: Path, judge, monkeypatch) -> None:
+def test_images_beyond_the_pixel_limit_are_refused_and_counted(tmp_path: Path, scorer, monkeypatch) -> None:
     path = write_rows(tmp_path / "data", ["one", "two", "three", "four"])
-    write_picture(path.parent / "1.png").write_bytes(_large_picture())
-    monkeypatch.setattr(images_module.FileImages.__init__, "__kwdefaults__", {"max_pixels": 1000})
+    write_image(path.parent / "1.png").write_bytes(_large_image())
+    monkeypatch.setattr(images_module, "MAX_PIXELS", 1000)
     audit = find(path, tmp_path / "out")
     problems = audit.get_issues()["problem"].to_pylist()
     assert [problem is not None for problem in problems] == [False, True, False, False]
     assert "more than 1,000 pixels" in problems[1]
 
 
-def _large_picture() -> bytes:
+def _large_image() -> bytes:
     from PIL import Image
 
     buffer = io.BytesIO()
@@ -148,42 +146,40 @@ def _large_picture() -> bytes:
     return buffer.getvalue()
 
 
-def test_unreadable_pictures_alone_are_a_sentence(tmp_path: Path, judge) -> None:
+def test_only_unreadable_images_are_a_user_error(tmp_path: Path, scorer) -> None:
     path = write_rows(tmp_path / "data", ["one", "two"])
     for k in range(2):
         (path.parent / f"{k}.png").write_bytes(b"nothing")
-    with pytest.raises(DataError, match="none of the 2 pictures could be read"):
+    with pytest.raises(DataError, match="none of the 2 images could be read"):
         find(path, tmp_path / "out")
 
 
-def test_missing_pictures_alone_are_a_sentence_with_the_count(tmp_path: Path) -> None:
+def test_only_missing_images_are_a_user_error_with_the_count(tmp_path: Path) -> None:
     (tmp_path / "pairs.csv").write_text("image,text\na.png,one\nb.png,two\n")
-    with pytest.raises(
-        DataError, match=r"2 were left out \(the picture is missing: 2\), the first because .*line 2"
-    ):
+    with pytest.raises(DataError, match=r"2 were left out \(the image is missing: 2\), the first because .*line 2"):
         Audit.from_csv(tmp_path / "pairs.csv")
 
 
-def test_pictures_on_the_web_are_asked_for(tmp_path: Path) -> None:
+def test_images_on_the_web_are_asked_for(tmp_path: Path) -> None:
     (tmp_path / "pairs.csv").write_text("url,text\nhttps://x.org/a.jpg,one\nhttps://x.org/b.jpg,two\n")
     with pytest.raises(DataError, match="not on this machine; download them"):
         find(tmp_path / "pairs.csv", tmp_path / "out")
 
 
-def test_a_damaged_shard_gives_what_is_before_the_damage(tmp_path: Path, judge) -> None:
-    members = [part for k in range(12) for part in ((f"{k}.png", picture_bytes()), (f"{k}.txt", b"fine"))]
+def test_a_damaged_shard_gives_what_is_before_the_damage(tmp_path: Path, scorer) -> None:
+    members = [part for k in range(12) for part in ((f"{k}.png", image_bytes()), (f"{k}.txt", b"fine"))]
     shard = write_tar(tmp_path / "shards" / "0.tar", members)
     content = shard.read_bytes()
     shard.write_bytes(content[: len(content) // 2])
     audit = Audit.from_webdataset(shard.parent).find(tmp_path / "out", workers=0)
-    assert 0 < audit.summary["judged"] < 12
+    assert 0 < audit.summary["scored"] < 12
     assert audit.summary["problems"] != {}
-    assert audit.summary["pairs"] == audit.summary["judged"] + sum(audit.summary["problems"].values())
+    assert audit.summary["pairs"] == audit.summary["scored"] + sum(audit.summary["problems"].values())
 
 
-def test_members_that_lead_out_of_the_folder_write_nothing_there(tmp_path: Path, judge) -> None:
-    members = [("../escaped.png", picture_bytes()), ("../escaped.txt", b"wrong")]
-    members += [part for k in range(3) for part in ((f"{k}.png", picture_bytes()), (f"{k}.txt", b"fine"))]
+def test_members_that_lead_out_of_the_folder_write_nothing_there(tmp_path: Path, scorer) -> None:
+    members = [("../escaped.png", image_bytes()), ("../escaped.txt", b"wrong")]
+    members += [part for k in range(3) for part in ((f"{k}.png", image_bytes()), (f"{k}.txt", b"fine"))]
     shard = write_tar(tmp_path / "shards" / "0.tar", members)
     with tarfile.open(shard, "a") as archive:
         link = tarfile.TarInfo("9.png")
@@ -193,10 +189,10 @@ def test_members_that_lead_out_of_the_folder_write_nothing_there(tmp_path: Path,
     audit = Audit.from_webdataset(shard.parent).find(tmp_path / "out", workers=0)
     after = [path for path in sorted(tmp_path.rglob("*")) if (tmp_path / "out") not in (path, *path.parents)]
     assert after == before
-    assert audit.summary["judged"] == 4  # read as a picture in memory, never unpacked
+    assert audit.summary["scored"] == 4  # read as an image in memory, never unpacked
 
 
-def test_embeddings_with_numbers_that_are_not_finite_lose_only_those_pairs(tmp_path: Path, judge) -> None:
+def test_embeddings_with_numbers_that_are_not_finite_lose_only_those_pairs(tmp_path: Path, scorer) -> None:
     rng = np.random.default_rng(0)
     images, texts = rng.standard_normal((6, 4)), rng.standard_normal((6, 3)).astype(np.float32)
     images[1, 2], texts[4, 0] = np.nan, np.inf
@@ -207,24 +203,22 @@ def test_embeddings_with_numbers_that_are_not_finite_lose_only_those_pairs(tmp_p
         "the image features cannot be used": 1,
         "the text features cannot be used": 1,
     }
-    assert len(judge.judged[0]) == 4
+    assert len(scorer.scored[0]) == 4
 
 
-def test_embeddings_of_the_same_image_are_one_image(tmp_path: Path, judge) -> None:
+def test_embeddings_of_the_same_image_are_one_image(tmp_path: Path, scorer) -> None:
     images = np.repeat(np.random.default_rng(0).standard_normal((3, 4)), 2, axis=0)
     texts = np.random.default_rng(1).standard_normal((6, 2))
     ids = [f"p{k}" for k in range(6)]
     audit = Audit.from_embeddings(images, texts, ids=ids, texts=["fine", "wrong"] * 3).find(tmp_path / "out")
-    judged = judge.judged[0]
-    assert judged.image_of_text.tolist() == [0, 0, 1, 1, 2, 2]
-    np.testing.assert_array_equal(
-        judged.image_features.rows(np.arange(3)).values, images[::2].astype(np.float32)
-    )
+    scored = scorer.scored[0]
+    assert scored.image_of_text.tolist() == [0, 0, 1, 1, 2, 2]
+    np.testing.assert_array_equal(scored.image_features.rows(np.arange(3)).values, images[::2].astype(np.float32))
     assert audit.get_issues()["id"].to_pylist() == ids
     assert audit.get_issues()["better_text"].to_pylist() == [None, "fine"] * 3
 
 
-def test_embeddings_come_from_files_and_never_by_pickle(tmp_path: Path, judge) -> None:
+def test_embeddings_come_from_files_and_never_by_pickle(tmp_path: Path, scorer) -> None:
     np.save(tmp_path / "x.npy", np.eye(4, dtype=np.float16))
     np.save(tmp_path / "y.npy", np.eye(4))
     audit = Audit.from_embeddings(tmp_path / "x.npy", tmp_path / "y.npy").find(tmp_path / "out")
@@ -243,25 +237,23 @@ def test_embeddings_that_do_not_fit_together_are_refused(tmp_path: Path) -> None
         Audit.from_embeddings(np.eye(3), np.eye(3), ids=["a", "b", "a"])
 
 
-def test_a_table_with_features_beside_it_needs_no_pictures(tmp_path: Path, judge) -> None:
-    (tmp_path / "pairs.csv").write_text(
-        "url,text,id\n" + "".join(f"https://x.org/{k},t {k},{k}\n" for k in range(5))
-    )
+def test_a_table_with_features_needs_no_images(tmp_path: Path, scorer) -> None:
+    (tmp_path / "pairs.csv").write_text("url,text,id\n" + "".join(f"https://x.org/{k},t {k},{k}\n" for k in range(5)))
     for name in ("x", "y"):
         np.save(tmp_path / f"{name}.npy", np.random.default_rng(0).standard_normal((5, 3)))
     audit = Audit.from_csv(
         tmp_path / "pairs.csv", image_features=tmp_path / "x.npy", text_features=tmp_path / "y.npy"
     ).find(tmp_path / "out")
-    assert audit.summary["judged"] == 5
-    assert audit.picture_of(0) is None
+    assert audit.summary["scored"] == 5
+    assert audit.image_of(0) is None
     assert audit.summary["settings"]["text_encoder"] == "features as given"
 
 
-def test_other_embeddings_under_the_same_name_are_noticed(tmp_path: Path, judge) -> None:
+def test_other_embeddings_under_the_same_name_are_noticed(tmp_path: Path, scorer) -> None:
     rng = np.random.default_rng(0)
     images, texts = rng.standard_normal((4, 3)), rng.standard_normal((4, 3))
     Audit.from_embeddings(images, texts).find(tmp_path / "out")
-    said: list[str] = []
-    Audit.from_embeddings(images, texts + 1e-3).find(tmp_path / "out", say=said.append)
-    assert len(judge.judged) == 2
-    assert len(said) == 1
+    messages: list[str] = []
+    Audit.from_embeddings(images, texts + 1e-3).find(tmp_path / "out", notify=messages.append)
+    assert len(scorer.scored) == 2
+    assert len(messages) == 1

@@ -11,9 +11,9 @@ import pytest
 from audit.small_tables import GOOD, audited, column, write_table
 from sharded import small_plan, write_embeddings
 from sremkit.audit.audit import Audit
-from sremkit.audit.by_shard.run import audit_by_shard
-from sremkit.audit.by_shard.shards import list_embeddings
 from sremkit.audit.export import export
+from sremkit.audit.sharded.plan import list_embeddings
+from sremkit.audit.sharded.run import audit_shards
 from sremkit.errors import DataError, UserError
 
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -44,7 +44,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize(("name", "damage"), DAMAGES)
-def test_a_damaged_result_is_made_again(tmp_path: Path, judge, name: str, damage) -> None:
+def test_a_damaged_result_is_made_again(tmp_path: Path, scorer, name: str, damage) -> None:
     path, out = write_table(tmp_path / "data", GOOD), tmp_path / "out"
     first = audited(path, out)
     damage(out / name)
@@ -58,63 +58,55 @@ def test_a_damaged_result_is_made_again(tmp_path: Path, judge, name: str, damage
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}"])
-def test_a_damaged_beginning_is_written_again_and_the_audit_goes_on(
-    tmp_path: Path, judge, content: str
-) -> None:
+def test_a_damaged_audit_json_is_written_again(tmp_path: Path, scorer, content: str) -> None:
     path, out = write_table(tmp_path / "data", GOOD), tmp_path / "out"
     audited(path, out)
     (out / "audit.json").write_text(content)
     (out / "summary.json").unlink()
-    said: list[str] = []
-    audit = Audit.from_csv(path, image="file", id="uid").find(out, workers=0, say=said.append)
-    assert said == []  # nothing is known of an earlier input, so nothing is said of it
+    messages: list[str] = []
+    audit = Audit.from_csv(path, image="file", id="uid").find(out, workers=0, notify=messages.append)
+    assert messages == []  # an earlier input is not known, so no change is reported
     assert column(audit, "is_mismatch") == [False, True, True, False]
     assert json.loads((out / "audit.json").read_text())["rows"] == 4
 
 
 @pytest.mark.parametrize("damage", [cut, spoil, lambda path: path.write_bytes(b"")])
-@pytest.mark.parametrize("what", ["keep-list", "parquet"])
-def test_an_export_names_the_damaged_file_and_the_remedy(tmp_path: Path, judge, damage, what: str) -> None:
+@pytest.mark.parametrize("format", ["keep-list", "parquet"])
+def test_an_export_names_the_damaged_file_and_the_remedy(tmp_path: Path, scorer, damage, format: str) -> None:
     audited(write_table(tmp_path / "data", GOOD), tmp_path / "out")
     damage(tmp_path / "out" / "pairs.parquet")
-    with pytest.raises(
-        DataError, match=r"pairs\.parquet is damaged .*the same `srem audit` command makes it"
-    ):
-        export(tmp_path / "out", tmp_path / "exported", what=what)
+    with pytest.raises(DataError, match=r"pairs\.parquet is damaged .*the same `srem audit` command makes it"):
+        export(tmp_path / "out", tmp_path / "exported", format=format)
     assert not (tmp_path / "exported").exists()
 
 
 @pytest.fixture
-def by_shard(tmp_path: Path):
+def sharded(tmp_path: Path):
     """A function that audits embeddings in two shards, shard by shard."""
     write_embeddings(tmp_path, num_images=60, shards=2, fuzz=0.2)
     shards = list_embeddings(tmp_path / "images", tmp_path / "texts")
-    return lambda: audit_by_shard(small_plan(tmp_path / "out", shards))
+    return lambda: audit_shards(small_plan(tmp_path / "out", shards))
 
 
 @pytest.mark.parametrize(
     ("name", "damage"),
     [("pairs.parquet", cut), ("summary.json", lambda path: path.write_text("{"))],
 )
-def test_a_damaged_result_of_an_audit_by_shard_is_merged_again(
-    tmp_path: Path, by_shard, name: str, damage
-) -> None:
-    by_shard()
+def test_a_damaged_result_of_a_sharded_audit_is_merged_again(tmp_path: Path, sharded, name: str, damage) -> None:
+    sharded()
     first = parquet.read_table(tmp_path / "out" / "pairs.parquet")
     damage(tmp_path / "out" / name)
-    assert not by_shard().was_complete
+    assert not sharded().was_complete
     assert parquet.read_table(tmp_path / "out" / "pairs.parquet") == first
-    assert by_shard().was_complete
+    assert sharded().was_complete
 
 
-def test_a_damaged_beginning_does_not_let_the_two_ways_of_auditing_mix(
-    tmp_path: Path, by_shard, judge
-) -> None:
-    by_shard()
+def test_a_damaged_beginning_does_not_let_the_two_ways_of_auditing_mix(tmp_path: Path, sharded, scorer) -> None:
+    sharded()
     (tmp_path / "out" / "audit.json").write_text("{")
     rng = np.random.default_rng(0)
     plain = Audit.from_embeddings(rng.normal(size=(6, 4)), rng.normal(size=(6, 4)))
-    with pytest.raises(UserError, match="made with --by-shard"):
+    with pytest.raises(UserError, match="made with --sharded"):
         plain.find(tmp_path / "out")
     (tmp_path / "out" / "summary.json").unlink()
-    assert by_shard().summary is not None  # its own it takes up again
+    assert sharded().summary is not None  # its own it takes up again

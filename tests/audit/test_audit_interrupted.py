@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from layouts import write_picture
+from layouts import write_image
 from sremkit.audit.audit import Audit
-from sremkit.data.feature_folder import JOURNAL
+from sremkit.data.formats.features import JOURNAL
 
 pytest.importorskip("pyarrow")
 
@@ -21,15 +21,15 @@ TESTS = Path(__file__).parents[1]
 SCRIPT = """
 import signal
 import sys
-from fake_encoders import FakePictures, FakeSentences
-from stand_in_judge import StandInJudge
+from fake_encoders import FakeImages, FakeSentences
+from stand_in_scorer import StandInScorer
 from sremkit.audit import audit
-from sremkit.audit.preparation import Encoders
+from sremkit.audit.embed import Encoders
 from sremkit.cli.main import main
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs the tests in the background may ignore it
-audit.judge_by_cross_fitting = StandInJudge()
-encoders = Encoders(FakePictures(seconds=float(sys.argv[1])), FakeSentences())
+audit.score_pairs = StandInScorer()
+encoders = Encoders(FakeImages(seconds=float(sys.argv[1])), FakeSentences())
 Encoders.default = classmethod(lambda cls: encoders)
 sys.exit(main(["audit", sys.argv[2], "-o", sys.argv[3], "--workers", "1"]))
 """
@@ -46,7 +46,7 @@ def start(source: Path, out: Path, *, seconds: float) -> subprocess.Popen[str]:
     )
 
 
-def wait_until_pictures_are_being_encoded(out: Path, process: subprocess.Popen[str]) -> None:
+def wait_until_images_are_being_encoded(out: Path, process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 60
     while not list(out.glob(f"features/*/{JOURNAL}")):
         assert process.poll() is None, process.communicate()[0]
@@ -56,19 +56,19 @@ def wait_until_pictures_are_being_encoded(out: Path, process: subprocess.Popen[s
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_an_audit_that_was_stopped_goes_on_and_finds_the_same(tmp_path: Path, number: int, judge) -> None:
+def test_an_interrupted_audit_continues_with_equal_results(tmp_path: Path, number: int, scorer) -> None:
     source, out = tmp_path / "data", tmp_path / "out"
     for k in range(200):
         color = (k, 255 - k, 7 * k % 256)
-        write_picture(source / f"{k:03d}.png", color).with_suffix(".txt").write_text(
+        write_image(source / f"{k:03d}.png", color).with_suffix(".txt").write_text(
             "wrong\n" if k % 5 == 0 else f"caption {k}\n"
         )
     stopped = start(source, out, seconds=0.05)  # ten seconds in all
-    wait_until_pictures_are_being_encoded(out, stopped)
+    wait_until_images_are_being_encoded(out, stopped)
     stopped.send_signal(number)
-    said, _ = stopped.communicate(timeout=30)
+    output, _ = stopped.communicate(timeout=30)
     assert stopped.returncode == (130 if number == signal.SIGINT else -number)
-    assert ("the same command goes on from here" in said) == (number == signal.SIGINT)
+    assert ("the same command continues from here" in output) == (number == signal.SIGINT)
     assert not (out / "summary.json").exists()
     gone_on = Audit.open(source).find(out, workers=0)
     assert gone_on.get_issues() == Audit.open(source).find(tmp_path / "whole", workers=0).get_issues()

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sremkit.audit.table import METADATA, write_table
+from sremkit.audit.result_table import METADATA, write_table
 
 pa = pytest.importorskip("pyarrow")
 
@@ -29,9 +29,9 @@ SCRIPT = r"""
 import re, sys
 from pathlib import Path
 from sremkit.audit.export import export
-from sremkit.audit.stages import Choice
+from sremkit.audit.scoring.cutoff import CutoffRule
 what, folder, out = sys.argv[1:]
-counts = export(folder, out, what=what, choice=Choice(fraction=0.25))
+counts = export(folder, out, format=what, cutoff=CutoffRule(fraction=0.25))
 # Not ru_maxrss: that one also counts what the process was before it became this program, a copy of its parent.
 peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
 print(counts.written, int(peak[1]) // 1024)
@@ -45,9 +45,9 @@ def write_audit(folder: Path, rows: int) -> Path:
     ids = [f"{k:032x}" for k in numbers]
     columns = {
         "id": ids,
-        "image": [f"pictures/{k:020d}.jpg" for k in numbers],
+        "image": [f"images/{k:020d}.jpg" for k in numbers],
         "text": [f"a caption of about a dozen words, as many have, with number {k:012d}" for k in numbers],
-        "mismatch_score": np.where(numbers % 4 == 0, numbers / rows / 2, 0.5 + numbers / rows / 2),
+        "match_probability": np.where(numbers % 4 == 0, numbers / rows / 2, 0.5 + numbers / rows / 2),
         "is_mismatch": numbers % 4 == 0,
         "problem": pa.nulls(rows, pa.string()),
     }

@@ -13,103 +13,107 @@ from PIL import Image
 from report_pages import SUMMARY, columns, make, plain
 from sremkit.audit import report
 from sremkit.audit.report import write_report
-from sremkit.audit.report_rows import ReportRows
 from sremkit.errors import DataError
 
 
-def test_the_head_of_the_page_says_what_was_found(tmp_path: Path) -> None:
+def test_the_top_of_the_page_shows_the_findings(tmp_path: Path) -> None:
     page = make(tmp_path, columns(10), SUMMARY)
-    assert page.all("h1") == ["2,417 of 5,986 judged pairs look wrong"]
+    assert page.all("h1") == ["2,417 of 5,986 scored pairs look mismatched"]
     (finding,) = page.all("p", "finding")
     assert "An estimated 39.7 % of the pairs" in finding.replace("\xa0", " ")
-    assert "between 38.1 % and 41.4 %" in finding.replace("\xa0", " ")
+    assert "(95 % confidence interval: 38.1 % to 41.4 %)" in finding.replace("\xa0", " ")
     assert page.all("title") == ["pairs.csv"]
     settings = dict(zip(page.all("dt"), page.all("dd"), strict=True))
     assert settings["settings.matcher.dim"] == "512"
     assert settings["precision"] == "0.95"
-    assert settings["judging"] == "12.5"
-    assert "srem export --help" in page.all("code")
+    assert settings["scoring"] == "12.5"
+    assert f"srem export {tmp_path} -o keep.txt"[-60:] in "\n".join(page.all("code"))
     assert "srem audit --help" not in page.text
-    assert "0 is surely wrong, 1 surely right" in page.text
-    assert "Two separate hills" in page.text
+    assert "0 is a certain mismatch, 1 a certain match" in page.text
+    assert "Two separate modes" in page.text
 
 
 def test_cards_show_caption_better_caption_score_and_ranks(tmp_path: Path) -> None:
     page = make(tmp_path, columns(10), SUMMARY, plain)
     first = page.all("li", "pair")[0]
-    for part in ("caption 0", "better 0", "score 0.050", "caption rank 10", "picture rank 10", "pair-0"):
+    for part in ("caption 0", "better 0", "score 0.050", "caption rank 10", "image rank 10", "pair-0"):
         assert part in first
     assert page.all("div", "wrong")[0] == "caption 0"
+    assert "pair-0 · image-0.jpg" in first
+    assert "data:" not in page.text  # thumbnails are images, never text
     assert page.all("div", "right")[0] == "better 0"
 
 
-def test_embeddings_alone_make_a_page_without_pictures(tmp_path: Path) -> None:
+def test_embeddings_alone_make_a_page_without_images(tmp_path: Path) -> None:
     table = columns(6, better_text_id=[f"pair-{k + 1}" for k in range(6)])
     for name in ("image", "text", "better_text"):
         table[name] = pa.nulls(6, pa.string())
     page = make(tmp_path, table, SUMMARY)
     assert page.attributes("img", "src") == []
-    assert page.all("span", "nopicture") == []
+    assert page.all("span", "noimage") == []
     first = page.all("li", "pair")[0]
-    assert "its text is not known" in first
+    assert "caption unknown" in first
     assert "the caption of pair-1" in first
 
 
-def test_a_picture_that_cannot_be_read_any_more_leaves_a_gap(tmp_path: Path) -> None:
-    def picture_of(row: int) -> Image.Image | None:
+def test_an_image_that_is_gone_leaves_a_placeholder(tmp_path: Path) -> None:
+    def image_of(row: int) -> Image.Image | None:
         if row == 0:
             raise DataError("gone")
         return None if row == 1 else plain(row)
 
-    page = make(tmp_path, columns(8), SUMMARY, picture_of)
-    assert page.all("span", "nopicture") == ["no picture"] * 2
+    page = make(tmp_path, columns(8), SUMMARY, image_of)
+    assert page.all("span", "noimage") == ["no image"] * 2
     assert len(page.attributes("img", "src")) == 6
 
 
-def test_each_card_has_the_picture_of_its_own_row_and_of_the_one_that_fits_better(
+def test_each_card_has_the_image_of_its_own_row_and_of_the_one_that_fits_better(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
 
-    def picture_of(row: int) -> Image.Image:
+    def image_of(row: int) -> Image.Image:
         asked.append(row)
         return plain(row)
 
     table = columns(9, image=[f"i{k % 6}" for k in range(9)], is_mismatch=[False] * 5 + [True] + [False] * 3)
     table["better_image"] = [None] * 5 + ["i2", None, None, None]
-    monkeypatch.setattr(ReportRows, "ROWS_AT_ONCE", 2)
-    page = make(tmp_path, table, SUMMARY, picture_of, row_group_size=2)  # rows are found wherever they lie
+    monkeypatch.setattr(report, "ROW_GROUP_SIZE", 2)
+    page = make(tmp_path, table, SUMMARY, image_of, row_group_size=2)  # rows are found wherever they lie
     assert "pair-5" in page.all("li", "pair")[0]
     assert "caption 5" in page.all("li", "pair")[0]
-    assert asked == [5, 2, 0, 1, 3, 4, 6, 7, 8]  # row 2 is the first with the picture i2; it is made once
+    assert asked == [5, 2, 0, 1, 3, 4, 6, 7, 8]  # row 2 is the first with the image i2; it is made once
 
 
-def test_the_most_certain_come_first_and_their_number_is_bounded(tmp_path: Path) -> None:
+def test_the_lowest_scores_come_first_and_their_number_is_bounded(tmp_path: Path) -> None:
     n = 400
     score = np.random.default_rng(0).permutation(n) / n
-    page = make(tmp_path, columns(n, mismatch_score=score, is_mismatch=score < 0.5), SUMMARY)
+    page = make(tmp_path, columns(n, match_probability=score, is_mismatch=score < 0.5), SUMMARY)
     shown = [int(card.split("pair-")[1].split()[0]) for card in page.all("li", "pair")]
     lowest = np.argsort(score).tolist()
     assert shown[:48] == lowest[:48]
-    assert shown[48:57] == lowest[191:200][::-1]  # just called wrong, the nearest to the line first
+    assert shown[48:57] == lowest[191:200][::-1]  # just below the cutoff, the nearest first
     assert shown[57:] == lowest[200:209]
-    assert [h for h in page.all("h3") if h.startswith("Just")] == ["Just called wrong", "Just called right"]
+    assert [h for h in page.all("h3") if h.startswith("Just")] == [
+        "Just below the cutoff: flagged",
+        "Just above the cutoff: not flagged",
+    ]
 
 
-def test_among_equal_scores_the_higher_energy_is_worse(tmp_path: Path) -> None:
-    table = columns(4, mismatch_score=[0.0] * 4, is_mismatch=[True] * 4)
+def test_among_equal_scores_high_energy_comes_first(tmp_path: Path) -> None:
+    table = columns(4, match_probability=[0.0] * 4, is_mismatch=[True] * 4)
     table["energy_i2t"], table["energy_t2i"] = [0.0, 3.0, 1.0, None], [0.0, 0.0, 1.0, float("nan")]
     page = make(tmp_path, table)
     shown = [card.split("pair-")[1].split()[0] for card in page.all("li", "pair")]
     assert shown == ["1", "2", "0", "3"]
 
 
-def test_one_caption_beside_a_thousand_pictures_does_not_fill_the_page(tmp_path: Path) -> None:
+def test_one_caption_of_a_thousand_images_does_not_fill_the_page(tmp_path: Path) -> None:
     n = 300
     text = ["buy now"] * 150 + [f"caption {k}" for k in range(150)]
     page = make(tmp_path, columns(n, text=text, is_mismatch=[True] * 200 + [False] * 100), SUMMARY)
     cards = page.all("li", "pair")
-    assert sum("buy now" in card for card in cards) == report.SAME_CAPTION
+    assert sum("buy now" in card for card in cards) == report.MAX_SAME_CAPTION
     assert "caption 0" in cards[2]
 
 
@@ -121,20 +125,20 @@ def test_groups_of_duplicates_are_counted_and_the_largest_come_first(tmp_path: P
         SUMMARY,
         plain,
     )
-    assert "The same caption: 2 groups, 5 pairs" in page.all("h3")
-    assert not any("same picture" in heading for heading in page.all("h3"))
+    assert "Same caption: 2 groups, 5 pairs" in page.all("h3")
+    assert not any("same image" in heading for heading in page.all("h3"))
     first, second = page.all("li", "group")
-    assert first.startswith("3 pairs, 1 looks wrong caption 3")  # the first four are wrong, of them row 3
-    assert second.startswith("2 pairs, 2 look wrong caption 1")
+    assert first.startswith("3 pairs, 1 flagged as mismatch caption 3")  # the first four are wrong, of them row 3
+    assert second.startswith("2 pairs, 2 flagged as mismatches caption 1")
 
 
-def test_a_group_shows_each_picture_once(tmp_path: Path) -> None:
+def test_a_group_shows_each_image_once(tmp_path: Path) -> None:
     image = ["a", "a", "b", "b", "c", "d"]
     page = make(tmp_path, columns(6, image=image, duplicate_image_group=[0, 0, 0, 0, -1, -1]), SUMMARY)
     (group,) = page.all("li", "group")
     assert "pair-0, pair-2" in group
     assert re.findall(r"caption \d", group) == ["caption 0", "caption 2"]
-    assert group.startswith("4 pairs, 3 look wrong")
+    assert group.startswith("4 pairs, 3 flagged as mismatches")
 
 
 def test_problems_are_counted_with_examples(tmp_path: Path) -> None:
@@ -142,7 +146,7 @@ def test_problems_are_counted_with_examples(tmp_path: Path) -> None:
     score = [None if p else 0.5 for p in problem]
     page = make(
         tmp_path,
-        columns(6, problem=problem, mismatch_score=score, is_mismatch=[False] * 6),
+        columns(6, problem=problem, match_probability=score, is_mismatch=[False] * 6),
         {**SUMMARY, "problems": {"is empty": 3, "cannot be read": 1200}},
     )
     assert page.all("p", "reason") == ["cannot be read: 1,200 pairs", "is empty: 3 pairs"]
@@ -156,110 +160,130 @@ def test_problems_are_counted_with_examples(tmp_path: Path) -> None:
 def test_without_a_summary_everything_is_counted_from_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ReportRows, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(report, "ROW_GROUP_SIZE", 2)
     problem = [None, "late", "empty", "empty", None]
     score, flag = [0.1, None, None, None, 0.5], [True, None, None, None, False]
-    page = make(tmp_path, columns(5, problem=problem, mismatch_score=score, is_mismatch=flag))
-    assert page.all("h1") == ["1 of 2 judged pairs look wrong"]
+    page = make(tmp_path, columns(5, problem=problem, match_probability=score, is_mismatch=flag))
+    assert page.all("h1") == ["1 of 2 scored pairs look mismatched"]
     assert page.all("p", "reason") == ["empty: 2 pairs", "late: 1 pair"]
     empty, late = page.all("ul", "examples")
     assert re.findall(r"pair-\d", empty) == ["pair-2", "pair-3"]
     assert re.findall(r"pair-\d", late) == ["pair-1"]
 
 
-def test_too_little_data_is_said_and_nothing_is_called_right(tmp_path: Path) -> None:
+def test_too_little_data_is_stated_and_no_verdict_is_given(tmp_path: Path) -> None:
     summary = {
         "pairs": 30,
-        "judged": 30,
+        "scored": 30,
         "mismatches": 0,
         "noise_rate": None,
         "note": "30 pairs are too few.",
     }
     page = make(tmp_path, columns(30, is_mismatch=[False] * 30), summary)
-    assert page.all("h1") == ["Too little to go on for a verdict"]
+    assert page.all("h1") == ["Too little data for a verdict"]
     assert "30 pairs are too few." in page.all("p", "callout")[0]
-    assert "look right" not in page.text
+    assert "look mismatched" not in page.text
     assert "Lowest scores" in page.all("h2")
 
 
-ORDER_ONLY = {"pairs": 30, "judged": 30, "noise_rate": None, "note": "30 pairs are too few."}
+RANK_ONLY = {"pairs": 30, "scored": 30, "noise_rate": None, "note": "30 pairs are too few."}
 
 
-@pytest.mark.parametrize("called", [0, 6])
-def test_scores_that_only_order_the_pairs_are_not_shown_as_likelihoods(tmp_path: Path, called: int) -> None:
+@pytest.mark.parametrize("flagged", [0, 6])
+def test_ranks_are_not_shown_as_probabilities(tmp_path: Path, flagged: int) -> None:
     score = (np.arange(30) + 0.5) / 30
-    table = columns(30, mismatch_score=score, is_mismatch=[k < called for k in range(30)])
-    page = make(tmp_path, table, {**ORDER_ONLY, "mismatches": called})
-    assert [h for h in page.all("h3") if h == "Score" or h.startswith("Energy")] == [
-        "Energy, picture to captions",
-        "Energy, caption to pictures",
-    ]
-    for claim in ("How likely", "Two separate hills", "surely", "Most certain", "look wrong", "look right"):
+    table = columns(30, match_probability=score, is_mismatch=[k < flagged for k in range(30)])
+    page = make(tmp_path, table, {**RANK_ONLY, "mismatches": flagged})
+    assert page.all("figure") == []  # a histogram of ranks is always flat
+    for claim in ("Probability", "Two separate modes", "certain", "look mismatched"):
         assert claim not in page.text
-    assert "0 is the worst pair and 1 the best" in page.text
+    assert "0 is the lowest and 1 the highest rank; it is not a probability" in page.text
 
 
-def test_pairs_that_were_called_by_order_alone_are_said_to_be_the_worst(tmp_path: Path) -> None:
+def test_pairs_flagged_by_rank_are_described_as_lowest_scores(tmp_path: Path) -> None:
     table = columns(30, is_mismatch=[k < 6 for k in range(30)])
-    page = make(tmp_path, table, {**ORDER_ONLY, "mismatches": 6, "choice": {"fraction": 0.2}})
-    assert page.all("h1") == ["The worst 6 of 30 judged pairs"]
+    page = make(tmp_path, table, {**RANK_ONLY, "mismatches": 6, "cutoff": {"fraction": 0.2}})
+    assert page.all("h1") == ["The 6 lowest scores of 30 pairs"]
     (finding,) = page.all("p", "finding")
-    assert "How many pairs are really wrong could not be told" in finding
-    assert "Worst pairs" in page.all("h2")
-    assert "called mismatches620.0 % of those judged" in page.all("dl", "tiles")[0].replace("\xa0", " ")
+    assert "The noise rate could not be estimated" in finding
+    assert "Pairs with the lowest scores" in page.all("h2")
+    assert "flagged as mismatches620.0 % of the scored pairs" in page.all("dl", "tiles")[0].replace("\xa0", " ")
 
 
 def test_when_everything_is_fine_the_page_says_so(tmp_path: Path) -> None:
     rate = {"estimate": 0.002, "low": -0.001, "high": 0.011}
     page = make(tmp_path, columns(50, is_mismatch=[False] * 50), {"noise_rate": rate, "note": ""})
-    assert page.all("h1") == ["All 50 judged pairs look right"]
+    assert page.all("h1") == ["No mismatch among 50 scored pairs"]
     assert page.all("p", "callout") == []
     assert "Most certain mismatches" not in page.all("h2")
     assert "left:0.00%" in page.html  # the interval's bar begins at nothing, not before it
 
 
-def test_when_nothing_was_judged_the_page_says_so(tmp_path: Path) -> None:
+def test_a_page_without_scores_says_so(tmp_path: Path) -> None:
     table = {
         "id": ["a", "b"],
         "text": ["x", "y"],
-        "mismatch_score": pa.nulls(2, pa.float64()),
+        "match_probability": pa.nulls(2, pa.float64()),
         "is_mismatch": pa.nulls(2, pa.bool_()),
         "problem": ["broken", "broken"],
     }
-    page = make(tmp_path, table, {"pairs": 2, "judged": 0, "problems": {"broken": 2}}, plain)
-    assert page.all("h1") == ["No pair could be judged"]
+    page = make(tmp_path, table, {"pairs": 2, "scored": 0, "problems": {"broken": 2}}, plain)
+    assert page.all("h1") == ["No pair could be scored"]
     assert page.all("svg") == []
     assert page.all("p", "reason") == ["broken: 2 pairs"]
 
 
 def test_the_barest_tables_make_a_page(tmp_path: Path) -> None:
-    assert make(tmp_path / "a", {"mismatch_score": [0.1, 0.9]}).all("h1") == [
-        "Too little to go on for a verdict"
-    ]
+    assert make(tmp_path / "a", {"match_probability": [0.1, 0.9]}).all("h1") == ["Too little data for a verdict"]
     nothing = pa.array([], pa.float64())
-    assert make(tmp_path / "b", {"mismatch_score": nothing}).all("h1") == ["There are no pairs to judge"]
-    odd = {"pairs": "many", "noise_rate": [1], "problems": None, "choice": 3, "settings": [], "note": None}
-    assert make(tmp_path / "c", columns(4), odd).all("h1") == ["2 of 4 judged pairs look wrong"]
-    infinite = columns(4, energy_i2t=[np.inf, -np.inf, np.nan, 0.0], energy_t2i=[-np.inf, np.inf, 0.0, 0.0])
-    assert len(make(tmp_path / "d", infinite).all("figure")) == 3
+    assert make(tmp_path / "b", {"match_probability": nothing}).all("h1") == ["There are no pairs to score"]
+    odd = {"pairs": "many", "noise_rate": [1], "problems": None, "cutoff": 3, "settings": [], "note": None}
+    assert make(tmp_path / "c", columns(4), odd).all("h1") == ["2 of 4 scored pairs look mismatched"]
+    infinite = columns(4, match_probability=[np.nan, 0.1, 0.2, np.nan])
+    assert len(make(tmp_path / "d", infinite).all("figure")) == 1
+
+
+def test_the_cutoff_is_drawn_and_printed_and_flagged_pairs_are_compared_with_the_estimate(tmp_path: Path) -> None:
+    curve = {"threshold": [0.0, 0.5, 1.0], "expected_precision": [None, 0.9, 0.4], "expected_recall": [0.0, 0.8, 1.0]}
+    edges = [-1.0, 0.0, 1.0, 2.0]
+    separation = {"edges": edges, "given": [0.3, 0.2, 0.5], "negatives": [0.7, 0.2, 0.1]}
+    summary = {**SUMMARY, "threshold": 0.25, "curve": curve}
+    summary["separation"] = {**separation, "match_probability": [0.0, 0.1, 0.25, 1.0]}
+    page = make(tmp_path, columns(8), summary)
+    assert len(page.all("figure")) == 3
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    # The plot is 300 wide and begins at 46: 0.25 of it is 121.
+    # The statistic 1 is at 0.75 between the middles -0.5 and 1.5.
+    places = re.findall(r'<line class="cutoff" x1="([\d.]+)"', html)
+    assert places == ["121.0", "271.0", "121.0"]
+    assert "The cutoff lies at a match probability of 0.250" in page.text
+    assert "an estimated" in page.text
+
+
+def test_issues_have_a_section_with_counts_and_examples(tmp_path: Path) -> None:
+    kinds = [None, "file name", None, "template", None, None]
+    page = make(tmp_path, columns(6, boilerplate=pa.array(kinds)), {**SUMMARY, "issues": {"boilerplate": 2}})
+    assert "Boilerplate captions: 2 pairs" in page.all("h3")
+    assert any("pair-1" in entry and "file name" in entry for entry in page.all("li"))
+    assert not any(title.startswith("Tiny or blank") for title in page.all("h3"))
 
 
 def test_the_page_can_be_written_elsewhere(tmp_path: Path) -> None:
     make(tmp_path / "audit", columns(4))
     before = sorted(p.name for p in (tmp_path / "audit").iterdir())
     target = tmp_path / "page.html"
-    assert write_report(tmp_path / "audit", picture_of=None, out=target) == target
+    assert write_report(tmp_path / "audit", image_of=None, out=target) == target
     assert target.read_text() == (tmp_path / "audit" / "report.html").read_text()
     assert sorted(p.name for p in (tmp_path / "audit").iterdir()) == before
 
 
-def test_a_folder_without_a_finished_audit_is_answered_with_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"pairs.parquet does not exist; name the folder of a finished audit"):
-        write_report(tmp_path, picture_of=None)
+def test_a_folder_without_a_finished_audit_is_a_user_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no finished audit"):
+        write_report(tmp_path, image_of=None)
     (tmp_path / "pairs.parquet").write_bytes(b"no")
-    with pytest.raises(DataError, match="not a readable Parquet file"):
-        write_report(tmp_path, picture_of=None)
+    with pytest.raises(DataError, match=r"pairs\.parquet is damaged"):
+        write_report(tmp_path, image_of=None)
     make(tmp_path, columns(2))
     (tmp_path / "summary.json").write_text("{")
-    with pytest.raises(DataError, match=r"summary.json is not JSON"):
-        write_report(tmp_path, picture_of=None)
+    with pytest.raises(DataError, match=r"summary.json, line 1: not valid JSON"):
+        write_report(tmp_path, image_of=None)

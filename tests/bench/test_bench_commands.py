@@ -8,26 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.test_grid import TINY
+from small_recipes import AS_OPTIONS, TINY
 from sremkit.bench import figures
 from sremkit.cli.main import main
-from sremkit.recipes import load_recipe
-
-SETTINGS = [part for setting in TINY for part in ("--set", setting)]
+from sremkit.config.recipes import load_recipe
 
 
-@pytest.fixture
-def scenes_as_a_backbone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def recipe(data: str, backbone: str, method: str, overrides: list[str]):
-        return load_recipe(f"{data}-{method}", overrides)
-
-    monkeypatch.setattr("sremkit.bench.methods.method_recipe", recipe)
-    monkeypatch.setattr("sremkit.bench.efficiency.method_recipe", recipe)
-
-
-def test_methods_then_curves(
-    tmp_path: Path, scenes_as_a_backbone: None, capsys: pytest.CaptureFixture
-) -> None:
+def test_methods_then_curves(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     out = tmp_path / "grid.csv"
     command = [
         "bench",
@@ -41,30 +28,28 @@ def test_methods_then_curves(
         "--seeds",
         "1",
     ]
-    assert main([*command, "-o", str(out), "--table", str(tmp_path / "t.md"), *SETTINGS]) == 0
-    assert "| dual | 0.6 | srem | 1 |" in (tmp_path / "t.md").read_text()
+    assert main([*command, "-o", str(out), "--table", str(tmp_path / "t.md"), *AS_OPTIONS]) == 0
+    assert "| vse-infty | 0.6 | srem | 1 | 1+1 |" in (tmp_path / "t.md").read_text()
     assert main(["bench", "figures", "curves", "--from", str(out), "-o", str(tmp_path / "f")]) == 0
-    assert (tmp_path / "f" / "curves-dual-0.6.png").stat().st_size > 10_000
-    svg = (tmp_path / "f" / "curves-dual-0.6.svg").read_text()
+    assert (tmp_path / "f" / "curves-vse-infty-0.6.png").stat().st_size > 10_000
+    svg = (tmp_path / "f" / "curves-vse-infty-0.6.svg").read_text()
     assert "infonce" in svg
     capsys.readouterr()
     assert main(["bench", "figures", "curves", "--from", str(out), "--noise", "0.2"]) == 2
-    assert "has no cells of dual at noise 0.2" in capsys.readouterr().err
+    assert "has no cells of vse-infty at noise 0.2" in capsys.readouterr().err
 
 
 def test_ablation(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     out = tmp_path / "ablation.csv"
     command = ["bench", "ablation", "--recipe", "scenes-srem", "--seeds", "1", "-o", str(out)]
-    assert main([*command, *SETTINGS]) == 0
+    assert main([*command, *AS_OPTIONS]) == 0
     with out.open() as file:
         rows = list(csv.DictReader(file))
     assert [row["rectification"] for row in rows] == ["False"] * 4 + ["True"]
     assert "40% noise" in capsys.readouterr().out
 
 
-def test_efficiency_counts_training_and_not_validation(
-    tmp_path: Path, scenes_as_a_backbone: None, capsys: pytest.CaptureFixture
-) -> None:
+def test_efficiency_counts_training_and_not_validation(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     command = ["bench", "efficiency", "--data", "scenes", "--methods", "srem", "--epochs", "1"]
     small = [part for setting in TINY if "epochs" not in setting for part in ("--set", setting)]
     assert main([*command, "-o", str(tmp_path / "e.csv"), *small]) == 0
@@ -84,7 +69,5 @@ def test_energies_are_taken_at_four_stages(tmp_path: Path) -> None:
     files = figures.draw_energies(energies, prepared.is_noisy, tmp_path / "energies")
     assert [file.suffix for file in files] == [".png", ".svg"]
     assert "after 60% of training" in files[1].read_text()
-    files = figures.draw_examples(
-        prepared.train, energies[1.0], prepared.is_noisy, tmp_path / "examples", count=3
-    )
+    files = figures.draw_examples(prepared.train, energies[1.0], prepared.is_noisy, tmp_path / "examples", count=3)
     assert files[0].stat().st_size > 10_000

@@ -9,36 +9,36 @@ from typing import Any
 import pytest
 import torch
 
-from bench.test_grid import TINY
+from small_recipes import TINY
 from sremkit.bench import efficiency
 from sremkit.bench.efficiency import EpochClock, efficiency_table, measure_efficiency, measure_recipe
-from sremkit.cli.bench import EVERY_METHOD
-from sremkit.recipes import Recipe, load_recipe
-from sremkit.training import clock as device_clock
+from sremkit.bench.methods import method_recipe
+from sremkit.config.recipes import Recipe
+from sremkit.methods import METHODS
+from sremkit.training import metrics
 
 LENGTH = ["training.warmup_epochs=1", "training.epochs=2"]
 
 
 def tiny(method: str) -> Recipe:
-    """A method's settings for Flickr8k and SGR, on a handful of scenes."""
-    recipe = load_recipe("scenes-srem", [*TINY, *LENGTH])
-    needed = 3 if method == "mscn" else 0
-    data = replace(recipe.data, trusted_images=needed)
-    return replace(recipe, data=data, method=load_recipe(f"flickr8k-sgr-{method}").method)
+    """A method's recipe for a handful of scenes."""
+    recipe = method_recipe("scenes", "vse-infty", method, [*TINY, *LENGTH]).recipe
+    trusted = 3 if METHODS[method].needs_trusted else 0
+    return replace(recipe, data=replace(recipe.data, trusted_images=trusted))
 
 
-@pytest.mark.parametrize("method", EVERY_METHOD.split(","))
+@pytest.mark.parametrize("method", list(METHODS))
 def test_every_method_can_be_measured(method: str) -> None:
     row = measure_recipe(tiny(method), threads=1)
     assert row["epochs"] == 2
-    assert row["networks"] == (2 if method in ("ncr", "bicro", "mscn") else 1)
+    assert row["networks"] == METHODS[method].networks
     assert 0 < row["step_seconds"] <= row["train_seconds"]
 
 
 def test_all_of_an_epoch_is_counted_and_nothing_of_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that says 100 after the warm-up, then 7 and 9 seconds more."""
     readings = iter([0.0, 100.0, 107.0, 116.0])
-    monkeypatch.setattr(EpochClock, "_now", lambda self: next(readings))
+    monkeypatch.setattr(efficiency, "device_time", lambda device: next(readings))
     row = measure_recipe(tiny("infonce"), threads=1)
     assert row["train_seconds"] == pytest.approx(8.0 - row["filter_seconds"])  # (7 + 9) / 2
     pairs = 12 * 5  # of the training scenes
@@ -53,7 +53,7 @@ def test_the_clock_is_read_when_the_device_has_finished(monkeypatch: pytest.Monk
         now[0] += 2.0
 
     monkeypatch.setattr(torch.cuda, "synchronize", wait)
-    monkeypatch.setattr(device_clock.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(metrics.time, "perf_counter", lambda: now[0])
     history: list[dict[str, Any]] = []
     clock = EpochClock(history, torch.device("cuda"))
     now[0] += 5.0
@@ -61,7 +61,7 @@ def test_the_clock_is_read_when_the_device_has_finished(monkeypatch: pytest.Monk
     clock.epoch({"epoch": 1})
     assert [row["time/epoch_seconds"] for row in history] == [7.0, 2.0]
     on_cpu = EpochClock([], torch.device("cpu"))
-    assert on_cpu.ended == now[0] == 21.0  # 10, three waits of 2 and 5 seconds of work; nobody waited here
+    assert on_cpu.ended == now[0] == 21.0  # 10, three waits of 2 and 5 seconds of work; none on the CPU
 
 
 @pytest.fixture
@@ -74,9 +74,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
         if recipe.method["name"] == "bicro":
             raise KeyboardInterrupt
         numbers = {"filter_seconds": 0.0, "train_seconds": 2.0 * len(recipes), "peak_memory_mb": 10.0}
-        return {"networks": 1, "recorded": recipe.training.recorded, "device": "one", **numbers}
+        return {"networks": 1, "cuda_graphs": recipe.training.cuda_graphs, "device": "one", **numbers}
 
-    monkeypatch.setattr(efficiency, "in_own_process", here)
+    monkeypatch.setattr(efficiency, "run_in_subprocess", here)
     return recipes
 
 
@@ -94,17 +94,15 @@ def test_an_interrupted_table_goes_on_where_it_stopped(
     assert [row["train_seconds"] for row in longer + elsewhere] == [8.0, 10.0]
 
 
-def test_a_method_that_cannot_be_recorded_is_measured_without_and_marked(
-    measured: list[Recipe], tmp_path: Path
-) -> None:
-    recorded = ["training.recorded=true"]
-    rows = measure_efficiency("flickr8k", "sgr", ["srem", "mscn"], tmp_path, overrides=recorded)
-    assert [recipe.training.recorded for recipe in measured] == [True, False]
+def test_a_method_without_cuda_graphs_is_measured_eagerly_and_marked(measured: list[Recipe], tmp_path: Path) -> None:
+    graphs = ["training.cuda_graphs=true"]
+    rows = measure_efficiency("flickr8k", "sgr", ["srem", "mscn"], tmp_path, overrides=graphs)
+    assert [recipe.training.cuda_graphs for recipe in measured] == [True, False]
     table = efficiency_table(rows).as_text()
-    assert "mscn (not recorded)" in table
-    assert "srem (not recorded)" not in table
+    assert "mscn (no CUDA graphs)" in table
+    assert "srem (no CUDA graphs)" not in table
     plain = measure_efficiency("flickr8k", "sgr", ["srem", "mscn"], tmp_path)
-    assert "not recorded" not in efficiency_table(plain).as_text()
+    assert "no CUDA graphs" not in efficiency_table(plain).as_text()
 
 
 def test_data_may_lie_in_a_folder_of_ones_own(measured: list[Recipe], tmp_path: Path) -> None:
@@ -112,13 +110,11 @@ def test_data_may_lie_in_a_folder_of_ones_own(measured: list[Recipe], tmp_path: 
     assert [recipe.data.source for recipe in measured] == ["/my/data", "/my/data"]
     assert [recipe.name for recipe in measured] == ["flickr8k-sgr-srem", "flickr8k-sgr-mscn"]
     assert [recipe.training.epochs for recipe in measured] == [3, 3]
-    assert [recipe.training.full_precision_steps for recipe in measured] == [0, 0]
+    assert [recipe.training.float32_steps for recipe in measured] == [0, 0]
     assert [row["data"] for row in rows] == ["flickr8k", "flickr8k"]
 
 
-def test_a_row_belongs_to_the_device_that_was_found(
-    measured: list[Recipe], tmp_path: Path, monkeypatch
-) -> None:
+def test_a_row_belongs_to_the_device_that_was_found(measured: list[Recipe], tmp_path: Path, monkeypatch) -> None:
     """The recipe says "auto" on every machine, and a machine may have got a device since."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     measure_efficiency("flickr8k", "sgr", ["srem"], tmp_path)

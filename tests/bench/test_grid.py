@@ -12,21 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from small_recipes import TINY, tiny
 from sremkit import experiment
-from sremkit.bench import grid, own_process
+from sremkit.bench import grid
 from sremkit.bench.methods import method_cells, methods_table, run_methods
-from sremkit.recipes import load_recipe
-
-TINY = [
-    "data.train_options.num_scenes=12", "data.options.num_scenes=8", "training.epochs=1",
-    "training.warmup_epochs=1", "training.batch_size=20", "model.embed_size=8", "model.word_dim=8",
-]  # fmt: skip
-
-
-def tiny(method: str = "srem", **changes: object) -> grid.Recipe:
-    return load_recipe(
-        f"scenes-{method}", [*TINY, *(f"{k.replace('__', '.')}={v}" for k, v in changes.items())]
-    )
+from sremkit.config.recipes import load_recipe
 
 
 def test_a_key_follows_the_settings_and_not_the_name() -> None:
@@ -38,10 +28,7 @@ def test_a_key_follows_the_settings_and_not_the_name() -> None:
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_how_bf16_begins_names_a_cell_only_where_there_is_bf16(precision: str) -> None:
-    keys = {
-        grid.cell_key(tiny(training__precision=precision, training__full_precision_steps=steps))
-        for steps in (0, 250)
-    }
+    keys = {grid.cell_key(tiny(training__precision=precision, training__float32_steps=steps)) for steps in (0, 250)}
     assert len(keys) == (2 if precision == "bf16" else 1)
 
 
@@ -59,9 +46,7 @@ def test_finished_cells_are_kept_and_the_order_is_that_of_the_cells(tmp_path: Pa
     first = grid.run_grid(cells[:1], tmp_path)
     ran = []
     run_cell = grid.run_cell
-    monkeypatch.setattr(
-        grid, "run_cell", lambda recipe, *a: ran.append(recipe.training.seed) or run_cell(recipe)
-    )
+    monkeypatch.setattr(grid, "run_cell", lambda recipe, *a: ran.append(recipe.training.seed) or run_cell(recipe))
     rows = grid.run_grid(cells, tmp_path)
     assert ran == [0]
     assert [row["seed"] for row in rows] == [1, 0]
@@ -74,11 +59,11 @@ def test_finished_cells_are_kept_and_the_order_is_that_of_the_cells(tmp_path: Pa
 def test_the_memory_of_a_cell_is_that_of_its_training(monkeypatch) -> None:
     peak = [300.0]  # before the first validation; each makes it larger
     monkeypatch.setattr(grid, "peak_memory_mb", lambda device: peak[-1])
-    score_pairs = experiment.validation_metrics
+    validation_metrics = experiment.validation_metrics
 
     def validate(*args):
         peak.append(peak[-1] + 9000.0 if len(peak) > 1 else 500.0)
-        return score_pairs(*args)
+        return validation_metrics(*args)
 
     monkeypatch.setattr(experiment, "validation_metrics", validate)
     assert grid.run_cell(tiny())["peak_memory_mb"] == 500.0
@@ -88,22 +73,13 @@ def test_the_memory_of_a_cell_is_that_of_its_training(monkeypatch) -> None:
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_a_cell_is_tested_in_the_precision_of_its_training(monkeypatch, precision: str) -> None:
     seen = []
-    for name in ("score_pairs", "judge_pairs"):
+    for name in ("score_matrix", "in_batch_scores"):
         plain = getattr(grid, name)
         monkeypatch.setattr(
             grid, name, lambda *a, plain=plain: seen.append(torch.is_autocast_enabled("cpu")) or plain(*a)
         )
     grid.run_cell(tiny(training__precision=precision))
     assert seen == [precision == "bf16"] * 2
-
-
-def test_cells_side_by_side_give_the_same_rows(tmp_path: Path) -> None:
-    cells = [({"seed": seed}, tiny(training__seed=seed)) for seed in (0, 1)]
-    alone = grid.run_grid(cells, tmp_path / "alone")
-    together = grid.run_grid(cells, tmp_path / "together", side_by_side=2)
-    for one, other in zip(alone, together, strict=True):
-        assert one["test_rsum"] == other["test_rsum"]
-        assert one["train_auroc"] == other["train_auroc"]
 
 
 def test_a_cell_that_fails_takes_no_other_cells_row_with_it(tmp_path: Path, monkeypatch) -> None:
@@ -115,18 +91,14 @@ def test_a_cell_that_fails_takes_no_other_cells_row_with_it(tmp_path: Path, monk
         return {"test_rsum": float(recipe.training.seed)}
 
     monkeypatch.setattr(grid, "run_cell", run_cell)
-    monkeypatch.setattr(own_process, "ProcessPoolExecutor", lambda workers, **_: ThreadPoolExecutor(workers))
+    monkeypatch.setattr(grid, "ProcessPoolExecutor", lambda workers, **_: ThreadPoolExecutor(workers))
     monkeypatch.setattr(grid, "as_completed", list)
     cells = [({"seed": seed}, tiny(training__seed=seed)) for seed in range(5)]
-    told: list[int] = []
+    reported: list[int] = []
     with pytest.raises(ValueError, match="seed 1 is odd"):
-        grid.run_grid(cells, tmp_path, side_by_side=2, on_row=lambda row: told.append(row["seed"]))
-    assert told == [0, 2, 4]
-    kept = {
-        seed
-        for seed, (_, recipe) in enumerate(cells)
-        if (tmp_path / f"{grid.cell_key(recipe)}.json").exists()
-    }
+        grid.run_grid(cells, tmp_path, jobs=2, on_row=lambda row: reported.append(row["seed"]))
+    assert reported == [0, 2, 4]
+    kept = {seed for seed, (_, recipe) in enumerate(cells) if (tmp_path / f"{grid.cell_key(recipe)}.json").exists()}
     assert kept == {0, 2, 4}
 
 
@@ -142,7 +114,7 @@ def test_the_best_model_is_tested_and_not_the_last(monkeypatch) -> None:
         "validation_metrics",
         lambda m, *_: validated.append(weights(m)) or {"rsum": next(results)},
     )
-    for name in ("score_pairs", "judge_pairs"):
+    for name in ("score_matrix", "in_batch_scores"):
         plain = getattr(grid, name)
         monkeypatch.setattr(grid, name, lambda m, *a, plain=plain: tested.append(weights(m)) or plain(m, *a))
     row = grid.run_cell(tiny(training__epochs=2))
@@ -153,11 +125,8 @@ def test_the_best_model_is_tested_and_not_the_last(monkeypatch) -> None:
         assert not all(torch.equal(t, validated[2][name]) for name, t in one.items())
 
 
-def test_the_methods_bench_writes_csv_and_a_table(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(
-        "sremkit.bench.methods.method_recipe", lambda data, _, method, s: load_recipe(f"{data}-{method}", s)
-    )
-    cells = method_cells("scenes", ["x"], ["infonce", "srem"], [0.0, 0.4], [0, 1], overrides=TINY)
+def test_the_methods_bench_writes_csv_and_a_table(tmp_path: Path) -> None:
+    cells = method_cells("scenes", ["vse-infty"], ["infonce", "srem"], [0.0, 0.4], [0, 1], overrides=TINY)
     assert len(cells) == 8
     rows = run_methods(cells, tmp_path / "bench.csv")
     with (tmp_path / "bench.csv").open() as file:
@@ -165,22 +134,26 @@ def test_the_methods_bench_writes_csv_and_a_table(tmp_path: Path, monkeypatch) -
     assert len(table) == 8
     assert "history" not in table[0]
     assert float(table[3]["test_rsum"]) == pytest.approx(rows[3]["test_rsum"], rel=1e-5)
-    lines = methods_table(rows, title="t").as_text().splitlines()
-    assert lines[2] == "single models"
-    assert len(lines) == 2 + 2 + 1 + 4  # title, heading, columns, and a line for each rate and method
-    assert "±" in lines[-1]
+    table = methods_table(rows, title="t")
+    ((heading, lines),) = table.sections
+    assert heading == "single models"
+    assert [line[:5] for line in lines] == [
+        ["vse-infty", rate, method, "2", "1+1"] for rate in ("0", "0.4") for method in ("infonce", "srem")
+    ]
+    assert "±" in lines[-1][-1]
+    assert table.notes == ["Epochs: every method trained for 2, warm-up included."]
     assert len(list((tmp_path / "bench.cells").iterdir())) == 8
     json.loads(next((tmp_path / "bench.cells").iterdir()).read_text())
 
 
-def test_steps_are_recorded_for_those_methods_that_can_be() -> None:
+def test_cuda_graphs_are_used_for_the_methods_that_support_them() -> None:
     cells = method_cells(
         "flickr8k",
         ["sgr"],
         ["ncr", "mscn"],
         [0.4],
         [0],
-        overrides=["training.recorded=true", "training.clip=1.0"],
+        overrides=["training.cuda_graphs=true", "training.max_grad_norm=1.0"],
     )
-    assert [recipe.training.recorded for _, recipe in cells] == [True, False]
-    assert [recipe.training.clip for _, recipe in cells] == [1.0, 1.0]
+    assert [recipe.training.cuda_graphs for _, recipe in cells] == [True, False]
+    assert [recipe.training.max_grad_norm for _, recipe in cells] == [1.0, 1.0]

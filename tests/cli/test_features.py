@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from layouts import write_picture
+from layouts import write_image
 from sremkit.cli.features import ExtractionProgress
 from sremkit.cli.main import main
 from sremkit.data import read_pairs
-from sremkit.data.feature_folder import JOURNAL
-from sremkit.data.scenes.collection import SceneImages
+from sremkit.data.formats.features import JOURNAL
+from sremkit.data.generated.scenes.collection import SceneImages
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,10 +35,10 @@ def packages() -> None:
 
 
 def write_scenes(folder: Path, *, train: int, val: int) -> Path:
-    """Generated scenes as a table with unusual column names; the picture of row 1 is damaged."""
+    """Generated scenes as a table with unusual column names; the image of row 1 is damaged."""
     folder.mkdir()
     scenes = SceneImages(train + val)
-    rows = [("file", "words", "split"), ("none.png", "a picture that is missing", "train")]
+    rows = [("file", "words", "split"), ("none.png", "an image that is missing", "train")]
     for k in range(train + val):
         scenes.open(k).save(folder / f"{k}.png")
         rows.append((f"{k}.png", scenes.captions(k)[0].text, "train" if k < train else "val"))
@@ -54,19 +54,19 @@ def command(source: Path, out: Path, *more: str) -> list[str]:
 
 def test_a_table_becomes_features_that_a_model_is_trained_on(tmp_path: Path, capsys) -> None:
     source, out = write_scenes(tmp_path / "source", train=12, val=8), tmp_path / "features"
-    assert main(command(source, out, "--what", "pooled,grid,sentences", "--workers", "0")) == 0
+    assert main(command(source, out, "--features", "pooled,grid,sentences", "--workers", "0")) == 0
     said = capsys.readouterr().out
     assert "scenes (train): 12 pairs with 12 images" in said
-    assert "1 rows left out (the picture is missing: 1)" in said
+    assert "1 rows left out (the image is missing: 1)" in said
     assert "none.png" in said
     assert "(20, 36, 1280) float16" in said
-    assert "1 of 20 pictures could not be read" in said
-    assert "1.png: the picture cannot be decoded" in said
+    assert "1 of 20 images could not be read" in said
+    assert "1.png: the image cannot be decoded" in said
     pairs = read_pairs(out, split="train", features="grid")
     assert (len(pairs), pairs.num_images) == (11, 11)
     assert pairs.image_features.rows(np.arange(11)).values.shape == (11, 36, 1280)
 
-    assert main(command(source, out, "--what", "pooled,grid,sentences")) == 0
+    assert main(command(source, out, "--features", "pooled,grid,sentences")) == 0
     assert "was complete already" in capsys.readouterr().out
 
     changes = {
@@ -89,9 +89,9 @@ def is_alive(pid: str) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
-def test_a_killed_command_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+def test_a_killed_command_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     source, out = write_scenes(tmp_path / "source", train=60, val=20), tmp_path / "out"
-    options = ("--what", "pooled,grid", "--batch-size", "2", "--workers", "1")
+    options = ("--features", "pooled,grid", "--batch-size", "2", "--workers", "1")
     assert main(command(source, tmp_path / "whole", *options)) == 0
     program = (
         "import sys, sremkit.features.extract as e\n"
@@ -120,17 +120,17 @@ def test_a_killed_command_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
 
 MISTAKES = {
     "no such column": (
-        ["--image", "picture"],
-        "has no column 'picture'; its columns are: file, words, split",
+        ["--image", "image"],
+        "has no column 'image'; its columns are: file, words, split",
     ),
     "no such split": (["--split", "tset"], "has no split 'tset'; it has: train, val"),
-    "no such kind": (["--what", "pooled,regions"], "there are no features called 'regions'"),
+    "no such kind": (["--features", "pooled,regions"], "there are no features called 'regions'"),
     "no batch": (["--batch-size", "0"], "--batch-size must be 1 or more"),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_a_sentence(tmp_path: Path, capsys, mistake: str) -> None:
+def test_a_mistake_is_a_clear_error(tmp_path: Path, capsys, mistake: str) -> None:
     source = write_scenes(tmp_path / "source", train=2, val=1)
     options, sentence = MISTAKES[mistake]
     assert main(command(source, tmp_path / "out", *options)) == 2
@@ -140,7 +140,7 @@ def test_a_mistake_is_a_sentence(tmp_path: Path, capsys, mistake: str) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_an_interrupted_command_says_how_to_go_on(tmp_path: Path, capsys, monkeypatch) -> None:
+def test_an_interrupted_command_prints_how_to_resume(tmp_path: Path, capsys, monkeypatch) -> None:
     from sremkit.features import extract
 
     def interrupted(*arguments: object, **options: object) -> None:
@@ -149,7 +149,7 @@ def test_an_interrupted_command_says_how_to_go_on(tmp_path: Path, capsys, monkey
     monkeypatch.setattr(extract, "extract_features", interrupted)
     assert main(command(write_scenes(tmp_path / "source", train=2, val=1), tmp_path / "out")) == 130
     captured = capsys.readouterr()
-    assert "the same command goes on from here" in captured.out
+    assert "the same command resumes from here" in captured.out
     assert "srem: stopped" in captured.err
 
 
@@ -164,9 +164,9 @@ def test_progress_away_from_a_terminal_is_a_line_now_and_then(capsys, monkeypatc
         progress.show("images", 300, 1000, 0)  # too early for a line
         now[0] = 10.0
         progress.show("images", 600, 1000, 3)
-    # 500 pictures in 10 s are 50 a second, and the other 400 take 8 s
+    # 500 images in 10 s are 50 a second, and the other 400 take 8 s
     assert capsys.readouterr().out == (
-        "going on after 100 of 1,000 pictures\npictures 600/1,000, 50/s, about 8 s left, 3 unreadable\n"
+        "continuing after 100 of 1,000 images\nimages 600/1,000, 50/s, about 8 s left, 3 unreadable\n"
     )
 
 
@@ -184,9 +184,9 @@ def test_progress_on_a_terminal_is_a_bar() -> None:
 
 
 @pytest.mark.alone
-def test_the_whole_command_makes_ten_pictures_a_second(tmp_path: Path) -> None:
+def test_the_whole_command_makes_ten_images_a_second(tmp_path: Path) -> None:
     for k in range(60):
-        write_picture(tmp_path / f"{k}.png").with_suffix(".txt").write_text("a square")
+        write_image(tmp_path / f"{k}.png").with_suffix(".txt").write_text("a square")
     start = time.monotonic()
-    assert main(["features", str(tmp_path), "-o", str(tmp_path / "out"), "--what", "pooled,grid"]) == 0
+    assert main(["features", str(tmp_path), "-o", str(tmp_path / "out"), "--features", "pooled,grid"]) == 0
     assert 60 / (time.monotonic() - start) >= 10

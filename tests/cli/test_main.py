@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sremkit.cli.main import COMMANDS, main
-from sremkit.training.trouble import StoppedError
+from sremkit.training.diagnostics import StoppedError
 from sremkit.version import __version__
 
 
@@ -48,9 +48,7 @@ def test_version(capsys) -> None:
 
 
 def test_python_m_sremkit_is_the_same_command() -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "sremkit", "--version"], capture_output=True, text=True, check=True
-    )
+    run = subprocess.run([sys.executable, "-m", "sremkit", "--version"], capture_output=True, text=True, check=True)
     assert run.stdout == f"sremkit {__version__}\n"
 
 
@@ -67,6 +65,13 @@ def test_list_of_one_kind(capsys) -> None:
     assert out.startswith("methods:\n")
     assert "backbones:" not in out
     assert all(len(line.split(maxsplit=1)) == 2 for line in out.splitlines()[1:])  # each has a description
+
+
+def test_list_shows_the_backbones_that_recipes_can_train(capsys) -> None:
+    _, out, _ = run("list", "backbones", capsys=capsys)
+    shown = {line.split()[0] for line in out.splitlines()[1:]}
+    assert {"sgr", "dual"} <= shown
+    assert not shown & {"clip", "two-networks", "meta-scored"}
 
 
 def test_a_noise_file_is_made_inspected_and_not_overwritten(tmp_path: Path, capsys) -> None:
@@ -97,9 +102,7 @@ def test_a_per_image_file_from_the_pairs_themselves(tmp_path: Path, capsys) -> N
 @pytest.mark.data
 def test_published_files_are_told_as_they_are(data_root: Path, capsys) -> None:
     for rate, realised in (("0.2", "0.19999"), ("0.4", "0.40000"), ("0.6", "0.59997")):
-        _, out, _ = run(
-            "noise", "inspect", str(data_root / f"published/f30k_per_caption_{rate}.npy"), capsys=capsys
-        )
+        _, out, _ = run("noise", "inspect", str(data_root / f"published/f30k_per_caption_{rate}.npy"), capsys=capsys)
         assert realised in out
     _, out, _ = run("noise", "inspect", str(data_root / "published/f30k_per_image_0.2.npy"), capsys=capsys)
     assert "5,799 of 29,000" in out

@@ -18,7 +18,7 @@ from sremkit.cli.main import main
         (["--images", "5", "--seed", "-1"], "--seed must be 0 or more, got -1"),
     ],
 )
-def test_counts_that_are_none_are_told_by_their_option(
+def test_the_error_for_an_invalid_count_names_its_option(
     options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     out = tmp_path / "new" / "noise.npy"
@@ -41,3 +41,15 @@ def test_help_states_no_default_where_there_is_none(capsys: pytest.CaptureFixtur
     printed = capsys.readouterr().out
     assert "default: None" not in printed
     assert "(default: 0.4)" in printed
+
+
+def test_captions_in_another_order_than_their_images_are_described(tmp_path: Path, capsys) -> None:
+    """One caption per image, shuffled: the file's length does not determine its format, and the command failed."""
+    rows = ["image,caption", *(f"{k}.png,caption {k}" for k in (2, 0, 1, 4, 3, 5))]
+    for k in range(6):
+        (tmp_path / f"{k}.png").write_bytes(b"")
+    table, out = tmp_path / "pairs.csv", tmp_path / "noise.npy"
+    table.write_text("\n".join(rows) + "\n")
+    options = ["--rate", "0.5", "--protocol", "image", "-o", str(out)]
+    assert main(["noise", "make", "--data", str(table), *options]) == 0
+    assert "per image" in capsys.readouterr().out

@@ -10,16 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sremkit.data.features import ArrayFeatures, MappedFeatures, RaggedFeatures
+from sremkit.data.features import ArrayFeatures, MappedFeatures
 from sremkit.data.pairs import SelectedRows
 from sremkit.errors import DataError
 
 
 def test_integers_times_scale_are_the_features() -> None:
     # (2, -3) * (0.5, 10) = (1, -30)
-    features = ArrayFeatures(
-        np.array([[9, 9], [2, -3]], dtype=np.int8), scale=np.array([0.5, 10], np.float32)
-    )
+    features = ArrayFeatures(np.array([[9, 9], [2, -3]], dtype=np.int8), scale=np.array([0.5, 10], np.float32))
     values, mask = features.rows(np.array([1]))
     assert values.dtype == np.float32
     assert values.tolist() == [[1.0, -30.0]]
@@ -37,20 +35,12 @@ def test_mapped_rows_equal_the_files_and_survive_pickling(tmp_path: Path) -> Non
     assert (len(features), features.dim) == (20, 4)
 
 
-def test_items_may_stand_for_other_rows_of_the_file(tmp_path: Path) -> None:
+def test_items_are_mapped_to_rows_of_the_file(tmp_path: Path) -> None:
     array = np.arange(10, dtype=np.float32).reshape(10, 1)
     np.save(tmp_path / "dev.npy", array)
     features = MappedFeatures(tmp_path / "dev.npy", row_of_item=np.array([0, 5]))
     assert len(features) == 2
     assert features.rows(np.array([1])).values.tolist() == [[5.0]]
-
-
-def test_ragged_rows_are_padded_with_zeros_and_masked() -> None:
-    values = np.arange(1, 7, dtype=np.float32).reshape(6, 1)
-    features = RaggedFeatures(values, np.array([0, 1, 4, 6]))
-    rows, mask = features.rows(np.array([1, 0]))
-    assert rows[..., 0].tolist() == [[2.0, 3.0, 4.0], [1.0, 0.0, 0.0]]
-    assert mask.tolist() == [[True, True, True], [True, False, False]]
 
 
 def test_selected_rows_are_renumbered() -> None:
@@ -117,9 +107,7 @@ def test_iterating_five_gigabytes_takes_less_than_one(tmp_path: Path) -> None:
     shape = (18_000, 36, 2048)  # 5.3 GB of zeros that take no room on the disk
     np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape).flush()
     assert path.stat().st_size > 5e9
-    run = subprocess.run(
-        [sys.executable, "-c", ITERATE, str(path)], capture_output=True, text=True, check=True
-    )
+    run = subprocess.run([sys.executable, "-c", ITERATE, str(path)], capture_output=True, text=True, check=True)
     rows, megabytes = run.stdout.split()
     assert int(rows) == shape[0]
     assert float(megabytes) < 1000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from layouts import coco_content, write_json, write_picture
+from layouts import coco_content, write_image, write_json
 from sremkit.data import read_pairs
 from sremkit.errors import DataError
 
@@ -51,17 +51,17 @@ def test_a_folder_of_annotations_is_read_by_split(tmp_path):
 
 
 @pytest.mark.parametrize("folder", [".", "images", "annotations", "train2017", "images/train2017"])
-def test_pictures_around_the_file_are_found(tmp_path, folder):
-    write_picture(tmp_path / folder / "a.png")
-    write_picture(tmp_path / folder / "b.png", "blue")
+def test_images_around_the_file_are_found(tmp_path, folder):
+    write_image(tmp_path / folder / "a.png")
+    write_image(tmp_path / folder / "b.png", "blue")
     path = write_json(tmp_path / "annotations" / "captions_train2017.json", coco_content(CAPTIONS))
     assert read_pairs(path).images.open(1).getpixel((8, 6)) == (0, 0, 255)
 
 
-def test_a_missing_picture_is_named_or_its_captions_skipped(tmp_path):
+def test_a_missing_image_is_named_or_its_captions_skipped(tmp_path):
     path = write_json(tmp_path / "captions.json", coco_content(CAPTIONS))
-    write_picture(tmp_path / "root" / "b.png", "blue")
-    with pytest.raises(DataError, match=r"annotations\[0\]: the picture is missing; put it at .*a\.png"):
+    write_image(tmp_path / "root" / "b.png", "blue")
+    with pytest.raises(DataError, match=r"annotations\[0\]: the image is missing; put it at .*a\.png"):
         read_pairs(path, image_root=tmp_path / "root")
     pairs = read_pairs(path, image_root=tmp_path / "root", on_error="skip")
     assert pairs.texts == ["a cat"]

@@ -1,4 +1,4 @@
-"""Folders of extracted features, written here by hand as their description says."""
+"""Folders of extracted features, written by hand as documented."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from layouts import write_features
 from sremkit.data import read_pairs
-from sremkit.data.feature_folder import JOURNAL, MANIFEST
+from sremkit.data.formats.features import JOURNAL, MANIFEST
 from sremkit.errors import DataError
 
 
@@ -24,8 +24,8 @@ def test_rows_of_a_split_are_found_by_their_place(tmp_path: Path) -> None:
     np.testing.assert_array_equal(pairs.text_features.rows(np.arange(6)).values[:, 0], np.arange(4, 10))
 
 
-def test_unreadable_images_are_left_out_with_their_pairs_whatever_on_error_says(tmp_path: Path) -> None:
-    write_features(tmp_path, {"train": 3}, problems={1: "x.png: the picture cannot be decoded"})
+def test_pairs_of_unreadable_images_are_left_out_for_any_on_error(tmp_path: Path) -> None:
+    write_features(tmp_path, {"train": 3}, problems={1: "x.png: the image cannot be decoded"})
     for on_error in ("raise", "skip"):
         pairs = read_pairs(tmp_path, on_error=on_error)
         assert list(pairs.image_ids) == ["image 0", "image 2"]
@@ -41,7 +41,7 @@ def test_a_folder_without_splits_is_any_split(tmp_path: Path) -> None:
     assert len(read_pairs(tmp_path, split="train")) == len(read_pairs(tmp_path, split="test")) == 4
 
 
-def test_an_unknown_split_or_kind_is_answered_with_the_known_ones(tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_split_or_kind_lists_the_known_ones(tmp_path: Path) -> None:
     write_features(tmp_path, {"train": 1, "val": 1})
     with pytest.raises(DataError, match="has no split 'test'; it has: train, val"):
         read_pairs(tmp_path, split="test")
@@ -49,10 +49,10 @@ def test_an_unknown_split_or_kind_is_answered_with_the_known_ones(tmp_path: Path
         read_pairs(tmp_path, features="grid")
 
 
-def test_an_unfinished_extraction_says_so(tmp_path: Path) -> None:
+def test_an_unfinished_extraction_is_a_clear_error(tmp_path: Path) -> None:
     write_features(tmp_path, {"train": 1})
     (tmp_path / MANIFEST).rename(tmp_path / JOURNAL)
-    with pytest.raises(DataError, match="is not finished; go on with the same `srem features` command"):
+    with pytest.raises(DataError, match="is not finished; resume it with the same `srem features` command"):
         read_pairs(tmp_path)
 
 

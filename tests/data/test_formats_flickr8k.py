@@ -1,4 +1,4 @@
-"""The Flickr8k folder: a small copy made here, and the real one where it is at hand."""
+"""The Flickr8k folder: a small copy made here, and the real one if it is available."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from layouts import picture_bytes, write_flickr8k, write_tar
+from layouts import image_bytes, write_flickr8k, write_tar
 from sremkit.data import read_pairs
 from sremkit.errors import DataError
 
@@ -44,7 +44,7 @@ def test_region_features_are_scaled_by_column(tmp_path):
     assert rows.mask.all()
 
 
-def test_features_and_pictures_are_optional(tmp_path):
+def test_features_and_images_are_optional(tmp_path):
     folder = write_flickr8k(tmp_path, SPLITS)
     assert read_pairs(folder, features=None).image_features is None
     for file in (*folder.glob("*.tar"), *folder.glob("*.np?")):
@@ -57,13 +57,13 @@ def test_features_and_pictures_are_optional(tmp_path):
         read_pairs(folder, features="regions36")
 
 
-def test_pictures_come_from_the_archives(tmp_path):
+def test_images_come_from_the_archives(tmp_path):
     pairs = read_pairs(write_flickr8k(tmp_path, SPLITS), split="rest")
     assert pairs.images.name(0).endswith("images-001.tar, member rest000_x.avif")
     assert pairs.images.open(0).size == (12, 8)
 
 
-def test_unknown_features_and_splits_are_answered_with_the_known_ones(tmp_path):
+def test_the_error_for_unknown_features_and_splits_lists_the_known_ones(tmp_path):
     folder = write_flickr8k(tmp_path, SPLITS)
     with pytest.raises(DataError, match="'pooled', 'regions36' or None, got 'grid'"):
         read_pairs(folder, features="grid")
@@ -103,10 +103,8 @@ def test_bad_rows_are_named_or_skipped_with_features_still_in_step(tmp_path):
 
 def test_an_image_in_no_archive_is_named(tmp_path):
     folder = write_flickr8k(tmp_path, SPLITS)
-    write_tar(folder / "images-000.tar", [("train000_x.avif", picture_bytes(format="AVIF"))])
-    with pytest.raises(
-        DataError, match=r"pairs\.tsv, line 4: its picture is in no archive; add train001_x\.jpg"
-    ):
+    write_tar(folder / "images-000.tar", [("train000_x.avif", image_bytes(format="AVIF"))])
+    with pytest.raises(DataError, match=r"pairs\.tsv, line 4: its image is in no archive; add train001_x\.jpg"):
         read_pairs(folder)
     assert read_pairs(folder, on_error="skip").image_ids == ["train000_x.jpg"]
 
@@ -114,7 +112,7 @@ def test_an_image_in_no_archive_is_named(tmp_path):
 def test_a_name_twice_in_the_image_list_is_refused(tmp_path):
     folder = write_flickr8k(tmp_path, SPLITS)
     edit(folder / "images.txt", b"val000_x", b"train001_x")
-    with pytest.raises(DataError, match=r"images\.txt, line 4: 'train001_x\.jpg' stands on line 2 already"):
+    with pytest.raises(DataError, match=r"images\.txt, line 4: 'train001_x\.jpg' is already on line 2"):
         read_pairs(folder)
 
 
@@ -128,17 +126,13 @@ def test_windows_line_ends_are_understood(tmp_path):
 def test_another_header_is_refused(tmp_path):
     folder = write_flickr8k(tmp_path, SPLITS)
     edit(folder / "pairs.tsv", b"cap_id", b"number")
-    with pytest.raises(
-        DataError, match=r"pairs\.tsv, line 1: expected the columns image, split, cap_id, caption"
-    ):
+    with pytest.raises(DataError, match=r"pairs\.tsv, line 1: expected the columns image, split, cap_id, caption"):
         read_pairs(folder)
 
 
 @pytest.mark.data
 @needs_real_folder
-@pytest.mark.parametrize(
-    ("split", "num_images"), [("train", 6000), ("val", 1000), ("test", 1000), ("rest", 91)]
-)
+@pytest.mark.parametrize(("split", "num_images"), [("train", 6000), ("val", 1000), ("test", 1000), ("rest", 91)])
 def test_the_real_folder_has_its_official_sizes(split, num_images):
     pairs = read_pairs(REAL, split=split)
     assert (pairs.num_images, len(pairs)) == (num_images, 5 * num_images)
@@ -173,7 +167,7 @@ def test_the_real_features_belong_to_their_images_and_captions(split):
 
 @pytest.mark.data
 @needs_real_folder
-def test_real_pictures_open_also_in_a_worker():
+def test_real_images_open_also_in_a_worker():
     pairs = read_pairs(REAL, split="test", features=None)
-    picture = pickle.loads(pickle.dumps(pairs.images)).open(999)
-    assert (picture.mode, min(picture.size)) == ("RGB", 224)
+    image = pickle.loads(pickle.dumps(pairs.images)).open(999)
+    assert (image.mode, min(image.size)) == ("RGB", 224)

@@ -1,20 +1,20 @@
-"""Folders of pictures with text files beside them."""
+"""Folders of images with text files next to them."""
 
 from __future__ import annotations
 
 import pytest
 
-from layouts import write_picture
+from layouts import write_image
 from sremkit.data import read_pairs
 from sremkit.errors import DataError
 
 
 def add(folder, name, text, color="red"):
-    picture = write_picture(folder / name, color)
-    picture.with_suffix(".txt").write_text(text, encoding="utf-8")
+    image = write_image(folder / name, color)
+    image.with_suffix(".txt").write_text(text, encoding="utf-8")
 
 
-def test_each_line_of_the_text_is_a_caption_of_the_picture(tmp_path):
+def test_each_line_of_the_text_is_a_caption_of_the_image(tmp_path):
     add(tmp_path, "b.jpg", "a cat")
     add(tmp_path, "sub/c.png", "a bird\n\n  two birds \n", "blue")
     add(tmp_path, "a.webp", "a dog\none dog\n")
@@ -45,8 +45,8 @@ def test_subfolders_named_like_splits_are_splits(tmp_path):
 
 def test_bad_files_are_named(tmp_path):
     add(tmp_path, "a.png", "a dog")
-    write_picture(tmp_path / "b.png")
-    with pytest.raises(DataError, match=r"b\.png: no captions; write them to b\.txt beside it"):
+    write_image(tmp_path / "b.png")
+    with pytest.raises(DataError, match=r"b\.png: no captions; write them to b\.txt next to it"):
         read_pairs(tmp_path)
     (tmp_path / "b.txt").write_text(" \n\n")
     with pytest.raises(DataError, match=r"b\.txt: the caption is empty"):
@@ -56,26 +56,26 @@ def test_bad_files_are_named(tmp_path):
         read_pairs(tmp_path)
     (tmp_path / "b.txt").rename(tmp_path / "c.txt")
     (tmp_path / "b.png").unlink()
-    with pytest.raises(DataError, match=r"c\.txt: no picture of the same name"):
+    with pytest.raises(DataError, match=r"c\.txt: no image of the same name"):
         read_pairs(tmp_path)
 
 
 def test_bad_files_can_be_skipped_and_are_counted(tmp_path):
     add(tmp_path, "a.png", "a dog")
-    write_picture(tmp_path / "b.png")
+    write_image(tmp_path / "b.png")
     add(tmp_path, "c.png", "")
     add(tmp_path, "d.png", "")
     (tmp_path / "d.txt").write_bytes(b"caf\xe9\na cat\n")
     add(tmp_path, "f.png", "")
     (tmp_path / "f.txt").write_bytes(b"caf\xe9")  # one fault, and counted as one
-    (tmp_path / "e.txt").write_text("no picture")
+    (tmp_path / "e.txt").write_text("no image")
     pairs = read_pairs(tmp_path, on_error="skip")
     assert pairs.texts == ["a dog", "a cat"]
     assert dict(pairs.skipped.reasons) == {
         "no captions": 1,
         "the caption is empty": 1,
         "not UTF-8": 2,
-        "no picture of the same name": 1,
+        "no image of the same name": 1,
     }
 
 

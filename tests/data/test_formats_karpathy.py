@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from layouts import karpathy_content, write_json, write_picture
+from layouts import karpathy_content, write_image, write_json
 from sremkit.data import read_pairs
 from sremkit.errors import DataError
 
@@ -24,7 +24,7 @@ def test_images_may_have_different_numbers_of_sentences(tmp_path):
     assert pairs.images is None
 
 
-def test_tokens_stand_in_for_a_missing_raw_sentence(tmp_path):
+def test_tokens_replace_a_missing_raw_sentence(tmp_path):
     content = karpathy_content({"a.png": ["a small dog"]})
     del content["images"][0]["sentences"][0]["raw"]
     assert read_pairs(write(tmp_path, content)).texts == ["a small dog"]
@@ -43,7 +43,7 @@ def test_restval_counts_as_training_data(tmp_path):
     assert read_pairs(path, split="dev").image_ids == ["c.png"]
 
 
-def test_restval_stays_apart_when_asked(tmp_path):
+def test_restval_can_be_a_split_of_its_own(tmp_path):
     path = write(tmp_path, content_with_restval())
     assert read_pairs(path, restval_is_train=False).image_ids == ["a.png"]
     assert read_pairs(path, split="restval", restval_is_train=False).image_ids == ["b.png"]
@@ -55,35 +55,35 @@ def test_a_missing_split_is_answered_with_those_there_are(tmp_path):
 
 
 @pytest.mark.parametrize("subfolder", ["", "images"])
-def test_pictures_beside_the_file_are_found(tmp_path, subfolder):
+def test_images_next_to_the_file_are_found(tmp_path, subfolder):
     for name, color in zip(CAPTIONS, ("red", "green", "blue"), strict=True):
-        write_picture(tmp_path / subfolder / name, color)
+        write_image(tmp_path / subfolder / name, color)
     pairs = read_pairs(write(tmp_path))
     assert pairs.images.open(2).getpixel((8, 6)) == (0, 0, 255)
     assert pairs.images.name(0).endswith("a.png")
 
 
-def test_pictures_are_found_below_a_root_by_their_filepath(tmp_path):
+def test_images_are_found_below_a_root_by_their_filepath(tmp_path):
     content = karpathy_content({"a.png": ["a dog"]})
     content["images"][0]["filepath"] = "val2014"
-    write_picture(tmp_path / "elsewhere" / "val2014" / "a.png")
+    write_image(tmp_path / "elsewhere" / "val2014" / "a.png")
     pairs = read_pairs(write(tmp_path, content), image_root=tmp_path / "elsewhere")
     assert pairs.images.open(0).size == (12, 8)
 
 
-def test_a_missing_picture_is_named_or_its_image_skipped(tmp_path):
-    write_picture(tmp_path / "a.png")
-    write_picture(tmp_path / "c.png", "blue")
+def test_a_missing_image_is_named_or_its_image_skipped(tmp_path):
+    write_image(tmp_path / "a.png")
+    write_image(tmp_path / "c.png", "blue")
     path = write(tmp_path)
     with pytest.raises(
         DataError,
-        match=r"images\[1\]: the picture is missing; put it at .*b\.png, or say where .* with --image-root",
+        match=r"images\[1\]: the image is missing; put it at .*b\.png, or give the folder .* with --image-root",
     ):
         read_pairs(path)
     pairs = read_pairs(path, on_error="skip")
     assert pairs.image_ids == ["a.png", "c.png"]
     assert pairs.images.open(1).getpixel((8, 6)) == (0, 0, 255)
-    assert dict(pairs.skipped.reasons) == {"the picture is missing": 1}
+    assert dict(pairs.skipped.reasons) == {"the image is missing": 1}
 
 
 def test_bad_sentences_are_named_or_skipped_and_counted(tmp_path):
@@ -93,9 +93,7 @@ def test_bad_sentences_are_named_or_skipped_and_counted(tmp_path):
     content["images"].append(dict(content["images"][0]))
     content["images"][0]["sentences"][1]["tokens"] = []
     path = write(tmp_path, content)
-    with pytest.raises(
-        DataError, match=r"dataset_small\.json, images\[0\]\.sentences\[1\]: the caption is empty"
-    ):
+    with pytest.raises(DataError, match=r"dataset_small\.json, images\[0\]\.sentences\[1\]: the caption is empty"):
         read_pairs(path)
     pairs = read_pairs(path, on_error="skip")
     assert pairs.texts == ["a dog", "one dog"]

@@ -44,12 +44,7 @@ def test_rows_repeated_five_times_are_one_image_each(tmp_path):
 def test_repeated_rows_that_hold_nan_still_count_as_repeated(tmp_path):
     rows = image_rows(2)
     rows[0, 0, 0] = np.nan
-    assert (
-        read_pairs(
-            write_precomp(tmp_path, "dev", rows.repeat(5, axis=0), captions(10)), split="dev"
-        ).num_images
-        == 2
-    )
+    assert read_pairs(write_precomp(tmp_path, "dev", rows.repeat(5, axis=0), captions(10)), split="dev").num_images == 2
 
 
 def test_as_many_rows_as_captions_without_repetition_are_one_to_one(tmp_path):
@@ -63,9 +58,7 @@ def test_a_partly_repeated_file_is_refused_with_its_rows(tmp_path, odd_group):
     rows = image_rows(4).repeat(5, axis=0)
     rows[5 * odd_group + 4] += 1
     folder = write_precomp(tmp_path, "dev", rows, captions(20))
-    with pytest.raises(
-        DataError, match=rf"dev_ims\.npy.*rows {5 * odd_group} to {5 * odd_group + 4} differ"
-    ) as caught:
+    with pytest.raises(DataError, match=rf"dev_ims\.npy.*rows {5 * odd_group} to {5 * odd_group + 4} differ") as caught:
         read_pairs(folder, split="dev")
     assert "captions_per_image=1" in str(caught.value)
     assert read_pairs(folder, split="dev", captions_per_image=1).num_images == 20
@@ -220,9 +213,7 @@ def test_features_with_nan_are_named_when_they_are_read(tmp_path):
         pairs.image_features.rows(np.array([0, 1]))
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"no array at all", b"\x93NUMPY\x01\x00"], ids=["empty", "text", "cut"]
-)
+@pytest.mark.parametrize("content", [b"", b"no array at all", b"\x93NUMPY\x01\x00"], ids=["empty", "text", "cut"])
 def test_a_feature_file_that_is_no_array_is_refused_with_its_name(tmp_path, content):
     folder = write_precomp(tmp_path, "train", image_rows(2), captions(2))
     (folder / "train_ims.npy").write_bytes(content)

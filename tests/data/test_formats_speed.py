@@ -1,4 +1,4 @@
-"""Reading keeps up with the largest collections of the field. Measured, so these run alone."""
+"""Reading is fast enough for the largest collections of the field. Measured, so these run alone."""
 
 from __future__ import annotations
 

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from layouts import write_picture
+from layouts import write_image
 from sremkit.data import read_pairs
 from sremkit.errors import DataError
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with the pictures a.png (red), b.png (blue) and c d.png (green)."""
+    """A folder with the images a.png (red), b.png (blue) and c d.png (green)."""
     for name, color in (("a.png", "red"), ("b.png", "blue"), ("c d.png", "green")):
-        write_picture(tmp_path / name, color)
+        write_image(tmp_path / name, color)
     return tmp_path
 
 
@@ -63,9 +63,7 @@ def test_without_an_id_column_rows_are_numbered_and_skipping_does_not_renumber(f
 
 
 def test_csv_quoting_commas_line_breaks_and_a_byte_order_mark_are_understood(folder):
-    path = write(
-        folder, b'\xef\xbb\xbfimage,text\r\n"c d.png","a ""big"" dog, and\r\na cat"\r\nb.png,caf\xc3\xa9\r\n'
-    )
+    path = write(folder, b'\xef\xbb\xbfimage,text\r\n"c d.png","a ""big"" dog, and\r\na cat"\r\nb.png,caf\xc3\xa9\r\n')
     pairs = read_pairs(path)
     assert pairs.texts == ['a "big" dog, and\r\na cat', "café"]
     assert pairs.image_ids == ["c d.png", "b.png"]
@@ -84,7 +82,7 @@ def test_whatever_the_csv_module_writes_is_read_back(folder, texts):
     assert list(read_pairs(path).texts) == [text.strip() for text in texts]
 
 
-def test_tsv_takes_quotation_marks_as_text_unless_told(folder):
+def test_quotation_marks_in_tsv_are_text_by_default(folder):
     path = write(folder, 'image\ttext\na.png\t"dog\nb.png\t"cat"\n', "pairs.tsv")
     assert read_pairs(path).texts == ['"dog', '"cat"']
     path = write(folder, 'image\ttext\na.png\t"dog"\nb.png\t"cat"\n', "pairs.tsv")
@@ -100,9 +98,7 @@ def test_another_delimiter_can_be_named_and_its_lack_shows_the_columns(folder):
 
 def test_a_ragged_row_is_named_with_its_line(folder):
     path = write(folder, 'id,image,text,x\n1,a.png,"two\nlines",x\n2,b.png,a cat\n')
-    with pytest.raises(
-        DataError, match=r"pairs\.csv, line 4: 3 fields where the header has 4; .*on_error='skip'"
-    ):
+    with pytest.raises(DataError, match=r"pairs\.csv, line 4: 3 fields where the header has 4; .*on_error='skip'"):
         read_pairs(path)
 
 
@@ -136,16 +132,16 @@ def test_an_id_used_twice_is_named_or_the_second_row_skipped(folder):
     assert dict(pairs.skipped.reasons) == {"the id has appeared before": 1, "the id is empty": 1}
 
 
-def test_a_missing_picture_is_named_or_its_rows_skipped(folder):
+def test_a_missing_image_is_named_or_its_rows_skipped(folder):
     path = write(folder, "image,text\na.png,a dog\nz.png,a zebra\n,nothing\n")
     with pytest.raises(
         DataError,
-        match=r"pairs\.csv, line 3: the picture is missing; put it at .*z\.png, or say where .*image_root",
+        match=r"pairs\.csv, line 3: the image is missing; put it at .*z\.png, or give the folder .*image_root",
     ):
         read_pairs(path)
     pairs = read_pairs(path, on_error="skip")
     assert pairs.texts == ["a dog"]
-    assert dict(pairs.skipped.reasons) == {"the picture is missing": 1, "no image": 1}
+    assert dict(pairs.skipped.reasons) == {"the image is missing": 1, "no image": 1}
 
 
 def test_relative_paths_start_at_the_file_or_at_the_root_given(folder, tmp_path, monkeypatch):
@@ -162,7 +158,7 @@ def test_absolute_paths_are_taken_as_they_are(folder, tmp_path_factory):
     assert read_pairs(path).images.open(0).getpixel((8, 6)) == (0, 0, 255)
 
 
-def test_images_on_the_web_have_ids_but_no_pictures(folder):
+def test_images_on_the_web_have_ids_but_no_images(folder):
     pairs = read_pairs(write(folder, "url,caption\nhttps://x.org/1.jpg,a dog\nhttps://x.org/2.jpg,a cat\n"))
     assert pairs.image_ids == ["https://x.org/1.jpg", "https://x.org/2.jpg"]
     assert pairs.images is None
@@ -175,14 +171,14 @@ def test_images_on_the_web_have_ids_but_no_pictures(folder):
     ("header", "options", "message"),
     [
         (
-            "picture,text",
+            "photo,text",
             {},
-            r"no column with a usual name for the image; its columns are: picture, text; .*image=",
+            r"no column with a common name for the image; its columns are: photo, text; .*image=",
         ),
         (
             "image,words",
             {},
-            r"usual name for the text; its columns are: image, words; name one with --text \(text= in Python\)$",
+            r"common name for the text; its columns are: image, words; name one with --text \(text= in Python\)$",
         ),
         (
             "image,titel",
@@ -202,7 +198,7 @@ def test_images_on_the_web_have_ids_but_no_pictures(folder):
         ),
     ],
 )
-def test_columns_that_cannot_be_told_are_listed(folder, header, options, message):
+def test_columns_that_are_missing_or_ambiguous_are_listed(folder, header, options, message):
     with pytest.raises(DataError, match=message):
         read_pairs(write(folder, f"{header}\n{','.join('x' for _ in header.split(','))}\n"), **options)
 
@@ -217,7 +213,7 @@ def test_a_split_column_separates_the_rows(folder):
     assert read_pairs(named, split="2", split_column="part").texts == ["a cat"]
 
 
-def test_a_table_without_splits_is_taken_whole_as_the_split_asked_for(folder):
+def test_a_table_without_splits_is_read_whole_for_every_split(folder):
     pairs = read_pairs(write(folder, "image,text\na.png,a dog\n"), split="test")
     assert (len(pairs), pairs.split) == (1, "test")
 
@@ -234,7 +230,7 @@ def test_features_follow_their_rows_past_skipped_rows_splits_and_shared_images(f
     assert pairs.text_features.rows(np.arange(3)).values[:, 0].tolist() == [10, 13, 14]
 
 
-def test_features_stand_in_for_an_image_column_or_for_absent_pictures(folder):
+def test_features_replace_an_image_column_or_missing_images(folder):
     np.save(folder / "images.npy", np.ones((2, 3), dtype=np.float32))
     pairs = read_pairs(write(folder, "id,text\nx,a dog\ny,a cat\n"), image_features=folder / "images.npy")
     assert (pairs.image_ids, pairs.images) == (["x", "y"], None)
@@ -290,9 +286,7 @@ def test_parquet_splits_and_features_follow_their_rows(folder):
 def test_a_parquet_file_that_was_cut_off_is_refused(folder):
     path = write_parquet(folder, image=["a.png"], text=["a dog"])
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(
-        DataError, match=r"pairs\.parquet is not a readable Parquet file .*copy or make it again"
-    ):
+    with pytest.raises(DataError, match=r"pairs\.parquet is not a readable Parquet file .*copy or make it again"):
         read_pairs(path)
 
 

@@ -8,7 +8,7 @@ import pickle
 
 import pytest
 
-from layouts import picture_bytes, write_shard, write_tar
+from layouts import image_bytes, write_shard, write_tar
 from sremkit.data import read_pairs
 from sremkit.data.formats.webdataset import expand_ranges
 from sremkit.errors import DataError
@@ -26,7 +26,7 @@ def test_shards_that_the_webdataset_package_wrote_are_read(tmp_path):
     webdataset = pytest.importorskip("webdataset")
     with webdataset.TarWriter(str(tmp_path / "0.tar")) as writer:
         for k in range(5):
-            writer.write({"__key__": f"{k:04d}", "png": picture_bytes(), "txt": f"caption {k}"})
+            writer.write({"__key__": f"{k:04d}", "png": image_bytes(), "txt": f"caption {k}"})
     pairs = read_pairs(tmp_path / "0.tar")
     assert pairs.pair_ids == ["0000", "0001", "0002", "0003", "0004"]
     assert pairs.texts == [f"caption {k}" for k in range(5)]
@@ -47,7 +47,7 @@ def test_ranges_expand_with_their_zeros():
     assert list(expand_ranges("plain.tar")) == ["plain.tar"]
 
 
-def test_shards_named_like_splits_are_told_apart(tmp_path):
+def test_shards_named_like_splits_are_splits(tmp_path):
     write_shard(tmp_path / "cc-train-000.tar", {"a": "train"})
     write_shard(tmp_path / "cc-val-000.tar", {"b": "val"})
     assert read_pairs(tmp_path, split="train").texts == ["train"]
@@ -56,7 +56,7 @@ def test_shards_named_like_splits_are_told_apart(tmp_path):
         read_pairs(tmp_path, split="test")
 
 
-def test_subfolders_named_like_splits_are_told_apart(tmp_path):
+def test_subfolders_of_shards_named_like_splits_are_splits(tmp_path):
     write_shard(tmp_path / "train" / "000.tar", {"a": "train"})
     write_shard(tmp_path / "test" / "000.tar", {"b": "test"})
     assert read_pairs(tmp_path, split="test").texts == ["test"]
@@ -64,12 +64,12 @@ def test_subfolders_named_like_splits_are_told_apart(tmp_path):
         read_pairs(tmp_path, split="val")
 
 
-def test_the_caption_comes_from_the_json_where_there_is_no_text(tmp_path):
+def test_the_caption_is_read_from_the_json_if_there_is_no_text(tmp_path):
     members = [
-        ("0.jpg", picture_bytes(format="JPEG")),
+        ("0.jpg", image_bytes(format="JPEG")),
         ("0.json", json.dumps({"caption": "from json", "alt": "other"}).encode()),
         ("0.txt", b"from text"),
-        ("1.jpg", picture_bytes(format="JPEG")),
+        ("1.jpg", image_bytes(format="JPEG")),
         ("1.json", json.dumps({"caption": "from json", "alt": "other"}).encode()),
     ]
     path = write_tar(tmp_path / "0.tar", members)
@@ -78,11 +78,11 @@ def test_the_caption_comes_from_the_json_where_there_is_no_text(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "JPEG", "png", "webp", "avif"])
-def test_every_usual_picture_format_opens(tmp_path, suffix):
+def test_every_usual_image_format_opens(tmp_path, suffix):
     kind = {"jpg": "JPEG"}.get(suffix, suffix.upper())
-    members = [(f"a.{suffix}", picture_bytes(format=kind)), ("a.txt", b"a dog")]
-    picture = read_pairs(write_tar(tmp_path / "0.tar", members)).images.open(0)
-    assert (picture.size, picture.mode) == ((12, 8), "RGB")
+    members = [(f"a.{suffix}", image_bytes(format=kind)), ("a.txt", b"a dog")]
+    image = read_pairs(write_tar(tmp_path / "0.tar", members)).images.open(0)
+    assert (image.size, image.mode) == ((12, 8), "RGB")
 
 
 def test_members_in_folders_keep_the_folder_in_their_key(tmp_path):
@@ -90,8 +90,8 @@ def test_members_in_folders_keep_the_folder_in_their_key(tmp_path):
     assert pairs.pair_ids == ["./x.y/000", "z/000"]
 
 
-def test_a_key_ends_at_the_first_dot_so_masks_are_not_pictures(tmp_path):
-    members = [("a.mask.png", picture_bytes("blue")), ("a.png", picture_bytes()), ("a.txt", b"a dog")]
+def test_a_key_ends_at_the_first_dot_so_masks_are_not_images(tmp_path):
+    members = [("a.mask.png", image_bytes("blue")), ("a.png", image_bytes()), ("a.txt", b"a dog")]
     pairs = read_pairs(write_tar(tmp_path / "0.tar", members))
     assert pairs.pair_ids == ["a"]
     assert pairs.images.open(0).getpixel((8, 6)) == (255, 0, 0)
@@ -109,22 +109,22 @@ def test_a_key_in_two_shards_is_named_or_the_second_skipped(tmp_path):
 
 
 BAD_SAMPLES = {
-    "no picture": [("x.txt", b"a dog")],
-    "no caption": [("x.png", picture_bytes())],
-    "the caption is empty": [("x.png", picture_bytes()), ("x.txt", b" \n")],
-    "not UTF-8": [("x.png", picture_bytes()), ("x.txt", b"caf\xe9")],
-    "its .json is not readable": [("x.png", picture_bytes()), ("x.json", b"{")],
+    "no image": [("x.txt", b"a dog")],
+    "no caption": [("x.png", image_bytes())],
+    "the caption is empty": [("x.png", image_bytes()), ("x.txt", b" \n")],
+    "not UTF-8": [("x.png", image_bytes()), ("x.txt", b"caf\xe9")],
+    "its .json is not readable": [("x.png", image_bytes()), ("x.json", b"{")],
     "its .json has no caption under 'caption'": [
-        ("x.png", picture_bytes()),
+        ("x.png", image_bytes()),
         ("x.json", b'{"caption": null}'),
     ],
-    "a second picture": [("x.png", picture_bytes()), ("x.jpg", picture_bytes()), ("x.txt", b"dog")],
+    "a second image": [("x.png", image_bytes()), ("x.jpg", image_bytes()), ("x.txt", b"dog")],
 }
 
 
 @pytest.mark.parametrize("reason", BAD_SAMPLES)
 def test_a_bad_sample_is_named_or_skipped_and_counted(tmp_path, reason):
-    good = [("a.png", picture_bytes()), ("a.txt", b"a cat")]
+    good = [("a.png", image_bytes()), ("a.txt", b"a cat")]
     path = write_tar(tmp_path / "0.tar", [*BAD_SAMPLES[reason], *good])
     with pytest.raises(DataError) as caught:
         read_pairs(path)
@@ -134,19 +134,19 @@ def test_a_bad_sample_is_named_or_skipped_and_counted(tmp_path, reason):
     assert dict(pairs.skipped.reasons) == {reason: 1}
 
 
-def test_an_empty_picture_counts_as_none(tmp_path):
+def test_an_empty_image_counts_as_none(tmp_path):
     path = write_tar(tmp_path / "0.tar", [("x.png", b""), ("x.txt", b"a dog")])
-    with pytest.raises(DataError, match="key x: no picture"):
+    with pytest.raises(DataError, match="key x: no image"):
         read_pairs(path)
 
 
 def test_a_text_too_long_for_a_caption_is_not_read(tmp_path):
-    path = write_tar(tmp_path / "0.tar", [("x.png", picture_bytes()), ("x.txt", b"a" * (1 << 20) + b"a")])
+    path = write_tar(tmp_path / "0.tar", [("x.png", image_bytes()), ("x.txt", b"a" * (1 << 20) + b"a")])
     with pytest.raises(DataError, match=r"0\.tar, member x\.txt: more than 1 MiB of text"):
         read_pairs(path)
 
 
-def test_a_tar_without_samples_says_what_was_expected(tmp_path):
+def test_the_error_for_a_tar_without_samples_names_what_was_expected(tmp_path):
     path = write_tar(tmp_path / "0.tar", [("weights.bin", b"123")])
     with pytest.raises(DataError, match=r"0\.tar: no samples; expected members such as 000000\.jpg"):
         read_pairs(path)
@@ -155,7 +155,7 @@ def test_a_tar_without_samples_says_what_was_expected(tmp_path):
 def test_a_shard_cut_off_is_named_or_its_beginning_kept(tmp_path):
     path = write_shard(tmp_path / "0.tar", {"a": "a dog", "b": "a cat"})
     # Headers and contents fill whole blocks: a.png, a.txt, b.png take 2 each, so this cuts b.txt's header.
-    assert len(picture_bytes()) <= 512
+    assert len(image_bytes()) <= 512
     os.truncate(path, 6 * 512 + 100)
     with pytest.raises(DataError, match=r"0\.tar: cut off; copy or make it again"):
         read_pairs(path)
@@ -172,21 +172,19 @@ def test_a_missing_shard_is_named_or_skipped(tmp_path):
     assert (pairs.texts, pairs.skipped.count) == (["a dog"], 1)
 
 
-def test_a_corrupt_picture_is_named_when_it_is_opened(tmp_path):
-    members = [("a.jpg", picture_bytes(format="JPEG")[:200]), ("a.txt", b"a dog")]
+def test_a_corrupt_image_is_named_when_it_is_opened(tmp_path):
+    members = [("a.jpg", image_bytes(format="JPEG")[:200]), ("a.txt", b"a dog")]
     pairs = read_pairs(write_tar(tmp_path / "0.tar", members))
-    with pytest.raises(
-        DataError, match=r"0\.tar, member a\.jpg: the picture cannot be decoded .*leave its pairs out"
-    ):
+    with pytest.raises(DataError, match=r"0\.tar, member a\.jpg: the image cannot be decoded .*leave its pairs out"):
         pairs.images.open(0)
 
 
-def test_pictures_survive_the_way_into_a_worker(tmp_path):
+def test_images_survive_the_way_into_a_worker(tmp_path):
     pairs = read_pairs(write_shard(tmp_path / "0.tar", {"a": "a dog"}))
     assert pickle.loads(pickle.dumps(pairs.images)).open(0).tobytes() == pairs.images.open(0).tobytes()
 
 
-def test_nothing_is_written_beside_the_shards(tmp_path):
+def test_nothing_is_written_next_to_the_shards(tmp_path):
     pairs = read_pairs(write_shard(tmp_path / "0.tar", {"../../evil": "a dog"}))
     pairs.images.open(0)
     assert sorted(os.listdir(tmp_path)) == ["0.tar"]

@@ -1,4 +1,4 @@
-"""Pictures: always RGB, upright, of bounded size; damaged ones are named."""
+"""Images: always RGB, upright, of bounded size; damaged ones are reported."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from layouts import picture, picture_bytes, write_picture, write_tar
-from sremkit.data.images import FileImages, TarImages, decode_picture
-from sremkit.data.pairs import Problems
-from sremkit.data.tar_index import tar_members
+from layouts import image_bytes, make_image, write_image, write_tar
+from sremkit.data import images as images_module
+from sremkit.data.format_utils import Problems
+from sremkit.data.images import FileImages, TarImages, decode_image, tar_members
 from sremkit.errors import DataError
 
 
-def decode(data: bytes, **options) -> Image.Image:
-    return decode_picture(io.BytesIO(data), name="x.png", **options)
+def decode(data: bytes) -> Image.Image:
+    return decode_image(io.BytesIO(data), name="x.png")
 
 
 def encoded(image: Image.Image, format: str = "PNG", **options) -> bytes:
@@ -28,7 +28,7 @@ def encoded(image: Image.Image, format: str = "PNG", **options) -> bytes:
 
 
 def test_files_open_by_number(tmp_path):
-    images = FileImages([write_picture(tmp_path / "a.png"), str(write_picture(tmp_path / "b.png", "blue"))])
+    images = FileImages([write_image(tmp_path / "a.png"), str(write_image(tmp_path / "b.png", "blue"))])
     assert len(images) == 2
     assert images.name(1) == str(tmp_path / "b.png")
     assert images.open(1).getpixel((8, 6)) == (0, 0, 255)
@@ -37,10 +37,7 @@ def test_files_open_by_number(tmp_path):
 
 def test_tar_members_open_by_number(tmp_path):
     colors = ("red", "blue", "lime")
-    paths = [
-        write_tar(tmp_path / f"{c}.tar", [("pad.txt", b"x" * 700), ("p.png", picture_bytes(c))])
-        for c in colors
-    ]
+    paths = [write_tar(tmp_path / f"{c}.tar", [("pad.txt", b"x" * 700), ("p.png", image_bytes(c))]) for c in colors]
     members = [member for path in paths for member in tar_members(path, Problems()) if member.name == "p.png"]
     images = pickle.loads(pickle.dumps(TarImages(members)))
     assert [images.open(k).getpixel((8, 6)) for k in (2, 0, 1)] == [(0, 255, 0), (255, 0, 0), (0, 0, 255)]
@@ -50,7 +47,7 @@ def test_tar_members_open_by_number(tmp_path):
 @pytest.mark.parametrize("mode", ["L", "P", "CMYK", "1", "RGBA", "LA"])
 def test_every_mode_becomes_rgb(mode):
     kind = "TIFF" if mode == "CMYK" else "PNG"
-    result = decode(encoded(picture("white", mode=mode), kind))
+    result = decode(encoded(make_image("white", mode=mode), kind))
     assert result.mode == "RGB"
     assert result.getpixel((8, 6)) == (255, 255, 255)
     assert max(result.getpixel((2, 2))) < 40
@@ -79,17 +76,19 @@ def test_grey_of_16_bits_is_scaled_not_clipped():
 
 
 def test_a_photograph_taken_sideways_is_turned_upright():
-    image = picture(size=(12, 8))
+    upright = make_image(size=(12, 8))
     exif = Image.Exif()
     exif[0x0112] = 6  # orientation: turn by 90 degrees
-    assert decode(encoded(image, "JPEG", exif=exif)).size == (8, 12)
+    assert decode(encoded(upright, "JPEG", exif=exif)).size == (8, 12)
 
 
-def test_a_picture_beyond_the_pixel_limit_is_refused():
-    data = picture_bytes()  # 12 by 8: 96 pixels
-    assert decode(data, max_pixels=96).size == (12, 8)
-    with pytest.raises(DataError, match=r"x\.png: the picture has more than 95 pixels; .*max_pixels"):
-        decode(data, max_pixels=95)
+def test_an_image_beyond_the_pixel_limit_is_refused(monkeypatch):
+    data = image_bytes()  # 12 by 8: 96 pixels
+    monkeypatch.setattr(images_module, "MAX_PIXELS", 96)
+    assert decode(data).size == (12, 8)
+    monkeypatch.setattr(images_module, "MAX_PIXELS", 95)
+    with pytest.raises(DataError, match=r"x\.png: the image has more than 95 pixels; .*images\.MAX_PIXELS"):
+        decode(data)
 
 
 @pytest.mark.parametrize("side", [10_001, 20_000])
@@ -103,35 +102,35 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded(side):
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP"])
-def test_a_truncated_picture_is_named(tmp_path, format):
+def test_a_truncated_image_is_named(tmp_path, format):
     path = tmp_path / f"a.{format.lower()}"
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
     path.write_bytes(encoded(Image.fromarray(noise), format)[:-700])
-    with pytest.raises(DataError, match=rf"a\.{format.lower()}: the picture cannot be decoded .*replace it"):
+    with pytest.raises(DataError, match=rf"a\.{format.lower()}: the image cannot be decoded .*replace it"):
         FileImages([path]).open(0)
 
 
 @pytest.mark.parametrize("data", [b"", b"<html>404</html>"])
-def test_what_is_no_picture_is_named(data):
-    with pytest.raises(DataError, match=r"x\.png: the picture cannot be decoded"):
+def test_what_is_no_image_is_named(data):
+    with pytest.raises(DataError, match=r"x\.png: the image cannot be decoded"):
         decode(data)
 
 
 def test_postscript_is_refused_before_a_program_is_started_for_it():
     with pytest.raises(DataError, match="cannot identify"):
-        decode(encoded(picture(), "EPS"))
+        decode(encoded(make_image(), "EPS"))
 
 
-def test_a_missing_picture_is_named(tmp_path):
+def test_a_missing_image_is_named(tmp_path):
     with pytest.raises(DataError, match=r"none\.png does not exist; check the path"):
         FileImages([tmp_path / "none.png"]).open(0)
 
 
 def test_an_archive_that_changed_after_indexing_is_named(tmp_path):
-    path = write_tar(tmp_path / "0.tar", [("a.png", picture_bytes())])
+    path = write_tar(tmp_path / "0.tar", [("a.png", image_bytes())])
     images = TarImages(list(tar_members(path, Problems())))
     path.write_bytes(path.read_bytes()[:600])
-    with pytest.raises(DataError, match=r"0\.tar, member a\.png: the archive ends within this picture"):
+    with pytest.raises(DataError, match=r"0\.tar, member a\.png: the archive ends within this image"):
         images.open(0)
     path.unlink()
     with pytest.raises(DataError, match=r"0\.tar, member a\.png cannot be read"):

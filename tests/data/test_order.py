@@ -1,4 +1,4 @@
-"""The order of visits: complete, seeded, resumable, and free of repeated images on request."""
+"""The order of pairs: complete, seeded, resumable, and without repeated images on request."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sremkit.data.order import batch_order
+from sremkit.data.batches import batch_order
 
 
 def test_every_pair_is_visited_once() -> None:
@@ -34,7 +34,7 @@ def test_drop_last_leaves_only_full_batches() -> None:
     assert {len(batch) for batch in batch_order(100, 32, seed=0, epoch=0, drop_last=True)} == {32}
 
 
-def test_buckets_bring_like_lengths_together_and_lose_nobody() -> None:
+def test_buckets_group_similar_lengths_and_keep_every_pair() -> None:
     lengths = np.random.default_rng(0).integers(5, 60, size=6400)
     plain = batch_order(6400, 64, seed=0, epoch=0)
     bucketed = batch_order(6400, 64, seed=0, epoch=0, lengths=lengths)
@@ -53,7 +53,7 @@ def test_buckets_bring_like_lengths_together_and_lose_nobody() -> None:
     batch_size=st.integers(1, 20),
     seed=st.integers(0, 5),
 )
-def test_no_image_twice_in_a_batch_and_still_everybody_once(captions, batch_size, seed) -> None:
+def test_no_image_appears_twice_in_a_batch_and_every_pair_once(captions, batch_size, seed) -> None:
     image_of_text = np.repeat(np.arange(len(captions)), captions)
     batches = batch_order(len(image_of_text), batch_size, seed=seed, epoch=0, image_of_text=image_of_text)
     assert sorted(np.concatenate(batches)) == list(range(len(image_of_text)))

@@ -1,4 +1,4 @@
-"""Pairs check themselves and can be cut and re-paired."""
+"""Pairs are validated, and can be selected and re-paired."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from sremkit.data.features import ArrayFeatures
-from sremkit.data.pairs import Pairs, Problems
+from sremkit.data.format_utils import Problems
+from sremkit.data.pairs import Pairs
 from sremkit.errors import DataError
 
 
@@ -41,7 +42,7 @@ def test_counts() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_said(changes: dict, message: str) -> None:
+def test_inconsistent_sizes_are_clear_errors(changes: dict, message: str) -> None:
     with pytest.raises(DataError, match=message):
         make(**changes)
 
@@ -62,13 +63,11 @@ def test_re_pairing_changes_the_images_only() -> None:
 
 
 def test_problems_raise_or_count() -> None:
-    with pytest.raises(
-        DataError, match=r"caps\.txt, line 3: empty caption; write one, or pass on_error='skip'"
-    ):
-        Problems("raise").found("caps.txt, line 3", "empty caption", "write one")
+    with pytest.raises(DataError, match=r"caps\.txt, line 3: empty caption; write one, or pass on_error='skip'"):
+        Problems("raise").report("caps.txt, line 3", "empty caption", "write one")
     problems = Problems("skip")
     for line in range(30):
-        problems.found(f"caps.txt, line {line}", "empty caption", "write one")
+        problems.report(f"caps.txt, line {line}", "empty caption", "write one")
     skipped = problems.skipped()
     assert skipped.count == 30
     assert dict(skipped.reasons) == {"empty caption": 30}

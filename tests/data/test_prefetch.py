@@ -1,4 +1,4 @@
-"""Reading ahead changes nothing but the time at which something is read."""
+"""Prefetching changes nothing but the time at which batches are read."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import torch
 from data.test_batches import Letters, make_pairs
 from sremkit.data.batch import Batch
 from sremkit.data.batches import Batches
-from sremkit.data.features import ArrayFeatures, MappedFeatures, RaggedFeatures
+from sremkit.data.features import ArrayFeatures, MappedFeatures
 from sremkit.data.pairs import FeatureSource, Pairs
-from sremkit.data.prefetch import Slot, prefetched
+from sremkit.data.prefetch import StagingBuffer, prefetch
 from sremkit.errors import DataError
 
 
@@ -44,9 +44,8 @@ def assert_equal(one: Batch, other: Batch) -> None:
 def stored(kind: str, folder: Path) -> FeatureSource:
     """The same kind of numbers in each way that they are kept."""
     values = np.random.default_rng(2).normal(size=(12, 3, 4))
-    if kind == "ragged":
-        starts = np.arange(13) * 3
-        return RaggedFeatures(values.reshape(36, 4).astype(np.float32), starts)
+    if kind == "another source":
+        return Counting(ArrayFeatures(values.astype(np.float32)))
     if kind.startswith("int8"):
         scale = np.linspace(0.1, 0.7, 4).astype(np.float64 if "exact" in kind else np.float32)
         return ArrayFeatures((30 * values).astype(np.int8), scale=scale)
@@ -56,18 +55,26 @@ def stored(kind: str, folder: Path) -> FeatureSource:
     return MappedFeatures(folder / "features.npy", row_of_item=np.arange(12)[::-1].copy())
 
 
-KINDS = ["float32", "float16", "float64", "int8", "int8 of an exact scale", "scaled float32", "ragged"]
+KINDS = [
+    "float32",
+    "float16",
+    "float64",
+    "int8",
+    "int8 of an exact scale",
+    "scaled float32",
+    "another source",
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("keep_memory", [True, False], ids=["memory kept", "fresh memory"])
-def test_the_same_batches_come_in_the_same_order(
-    kind: str, threads: int, keep_memory: bool, tmp_path: Path
+@pytest.mark.parametrize("staged", [True, False], ids=["staged", "fresh memory"])
+def test_prefetching_yields_the_same_batches_in_the_same_order(
+    kind: str, threads: int, staged: bool, tmp_path: Path
 ) -> None:
     batches = make_batches(stored(kind, tmp_path), unique_images=True)
     expected = list(batches.epoch(3))
-    stream = prefetched(batches, 3, "cpu", threads=threads, keep_memory=keep_memory)
+    stream = prefetch(batches, batches.own_order(3), "cpu", threads=threads, staged=staged)
     found = list(stream)  # all are held at a time, so no two may share memory
     assert len(found) == len(expected) > 6
     for one, other in zip(found, expected, strict=True):
@@ -75,58 +82,49 @@ def test_the_same_batches_come_in_the_same_order(
         assert_equal(one, other)
 
 
-def test_going_on_in_the_middle_gives_the_same_batches() -> None:
+def test_resuming_in_the_middle_gives_the_same_batches() -> None:
     batches = make_batches(shard=(1, 2))
     whole = list(batches.epoch(4))
-    for one, other in zip(prefetched(batches, 4, "cpu", start=3, threads=2), whole[3:], strict=True):
+    for one, other in zip(prefetch(batches, batches.own_order(4, start=3), "cpu", threads=2), whole[3:], strict=True):
         assert_equal(one, other)
 
 
 @pytest.mark.parametrize("threads", [0, None, 2])
-def test_with_and_without_threads_and_in_memory_of_its_own(threads: int | None) -> None:
+def test_batches_are_equal_with_and_without_threads(threads: int | None) -> None:
     batches = make_batches()
     expected = list(batches.epoch(0))
-    for one, other in zip(prefetched(batches, 0, "cpu", threads=threads), expected, strict=True):
+    for one, other in zip(prefetch(batches, batches.own_order(0), "cpu", threads=threads), expected, strict=True):
         assert_equal(one, other)
         if threads is None:
             assert reading_threads() == []  # workers=0: nothing is read ahead on a CPU
 
 
-def test_an_error_comes_where_its_batch_would_have_come() -> None:
+def test_an_error_is_raised_in_the_place_of_its_batch() -> None:
     options = {"batch_size": 5, "vocabulary": Letters(), "shuffle": False}
     batches = Batches(make_pairs(bad_image=3), **options)  # five captions an image: batch 3 is the bad one
     seen = []
-    stream = prefetched(batches, 0, "cpu", threads=4, ahead=7)
+    stream = prefetch(batches, batches.own_order(0), "cpu", threads=4)
     with pytest.raises(DataError, match="row 3"):
         seen.extend(batch.image_id[0].item() for batch in stream)
     assert seen == [0, 1, 2]
     assert reading_threads() == []
 
 
-def test_pairs_that_cannot_be_read_are_skipped_and_named_as_ever() -> None:
-    batches = Batches(make_pairs(bad_image=2), batch_size=16, vocabulary=Letters(), on_error="skip")
-    stream = prefetched(batches, 0, "cpu", threads=2, keep_memory=True)
-    found, expected = list(stream), list(batches.epoch(0))
-    assert sum(len(batch.skipped) for batch in found) == 5
-    for one, other in zip(found, expected, strict=True):
-        assert_equal(one, other)
-
-
-def test_leaving_early_leaves_no_thread_behind() -> None:
-    stream = prefetched(make_batches(), 0, "cpu", threads=3)
+def test_closing_early_leaves_no_thread() -> None:
+    stream = prefetch(make_batches(), make_batches().own_order(0), "cpu", threads=3)
     assert reading_threads() == []  # none before the first batch is asked for
     next(stream)
     assert reading_threads()
     stream.close()
     assert reading_threads() == []
-    for _ in prefetched(make_batches(), 0, "cpu", threads=3):
+    for _ in prefetch(make_batches(), make_batches().own_order(0), "cpu", threads=3):
         break
     assert reading_threads() == []
 
 
-def test_an_error_of_the_one_who_uses_the_batches_leaves_no_thread_behind_either() -> None:
+def test_an_error_of_the_consumer_leaves_no_thread() -> None:
     def train() -> None:
-        for _ in prefetched(make_batches(), 0, "cpu", threads=3):
+        for _ in prefetch(make_batches(), make_batches().own_order(0), "cpu", threads=3):
             assert reading_threads()
             raise RuntimeError("diverged")
 
@@ -154,16 +152,17 @@ class Counting:
         return self.source.rows(indices)
 
 
-def test_no_more_is_read_ahead_than_was_said() -> None:
+def test_no_more_batches_than_threads_and_one_are_in_flight() -> None:
     counting = Counting(make_pairs().image_features)
-    stream = prefetched(make_batches(counting, batch_size=2), 0, "cpu", threads=2, ahead=3)
+    batches = make_batches(counting, batch_size=2)
+    stream = prefetch(batches, batches.own_order(0), "cpu", threads=2)
     next(stream)
     stream.close()
     # Three at a time, and one more in whose slot the first, already handed out, had been.
     assert 1 <= counting.asked <= 4
 
 
-def test_reading_does_not_hold_the_interpreter(tmp_path: Path) -> None:
+def test_reading_releases_the_gil(tmp_path: Path) -> None:
     """Or else threads that read would stop the one that trains."""
     np.save(tmp_path / "features.npy", np.ones((64, 1 << 18), dtype=np.float32))
     mapped, memory = MappedFeatures(tmp_path / "features.npy"), np.empty((256, 1 << 18), dtype=np.float32)
@@ -177,12 +176,12 @@ def test_reading_does_not_hold_the_interpreter(tmp_path: Path) -> None:
     assert turns > 50
 
 
-def test_memory_is_used_again_and_grows_when_it_must() -> None:
-    slot = Slot(pinned=False)
-    first = slot.place((4, 3), np.dtype("float32"))
+def test_a_buffer_is_reused_and_grows() -> None:
+    buffer = StagingBuffer(pinned=False)
+    first = buffer.allocate((4, 3), np.dtype("float32"))
     first[:] = 1.0
-    assert slot.place((2, 3), np.dtype("float16")).ctypes.data == first.ctypes.data
-    assert slot.place((9, 3), np.dtype("float32")).shape == (9, 3)
+    assert buffer.allocate((2, 3), np.dtype("float16")).ctypes.data == first.ctypes.data
+    assert buffer.allocate((9, 3), np.dtype("float32")).shape == (9, 3)
     assert first.sum() == 12  # what was handed out before stays alive
 
 
@@ -197,7 +196,7 @@ def test_rows_beyond_the_file_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_what_is_not_finite_is_named_before_it_travels(bad: float, dtype: str, tmp_path: Path) -> None:
+def test_non_finite_features_are_reported_before_the_copy(bad: float, dtype: str, tmp_path: Path) -> None:
     values = np.full((3, 2, 5), -60000 if dtype == "float16" else 3e38, dtype=dtype)  # whose sum overflows
     np.save(tmp_path / "features.npy", values)
     mapped = MappedFeatures(tmp_path / "features.npy")
@@ -211,9 +210,9 @@ def test_what_is_not_finite_is_named_before_it_travels(bad: float, dtype: str, t
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("kind", KINDS)
-def test_on_a_device_the_same_numbers_arrive(kind: str, tmp_path: Path) -> None:
+def test_batches_on_a_device_are_equal(kind: str, tmp_path: Path) -> None:
     batches = make_batches(stored(kind, tmp_path))
     for _ in range(3):  # memory is used again and again
-        for one, other in zip(prefetched(batches, 0, "cuda"), batches.epoch(0), strict=True):
+        for one, other in zip(prefetch(batches, batches.own_order(0), "cuda"), batches.epoch(0), strict=True):
             assert one.images.is_cuda
             assert_equal(one.to("cpu"), other)

@@ -1,4 +1,4 @@
-"""Captions of scenes are true, differ, and are told in plain short sentences."""
+"""Captions of scenes are true, different, short sentences."""
 
 from __future__ import annotations
 
@@ -10,16 +10,10 @@ import pytest
 
 from oracles import scenes as oracle
 from scene_truths import as_dictionary, scene_images, shape, truths, words
+from sremkit.data.generated.scenes import SceneImages, make_scenes
+from sremkit.data.generated.scenes.captions import Claims, Mention, Relation, holds
+from sremkit.data.generated.scenes.scene import Scene
 from sremkit.data.pairs import Pairs
-from sremkit.data.scenes import (
-    Claims,
-    Mention,
-    Relation,
-    Scene,
-    SceneImages,
-    holds,
-    make_scenes,
-)
 
 NUM_SCENES = 300
 

@@ -1,4 +1,4 @@
-"""Scenes made wrong on purpose: what is called wrong is false of its picture, and nothing else is."""
+"""Mismatched scenes: captions that are called wrong are false of their image, and no others."""
 
 from __future__ import annotations
 
@@ -11,12 +11,8 @@ import pytest
 from oracles import scenes as oracle
 from scene_truths import truths, words
 from sremkit.data import make_noise
+from sremkit.data.generated.scenes import make_scenes, mismatched_scenes
 from sremkit.data.pairs import Pairs
-from sremkit.data.scenes import (
-    make_scenes,
-    mismatched_scenes,
-    subtle_mismatches,
-)
 from sremkit.errors import DataError
 
 NUM_SCENES = 300
@@ -28,8 +24,10 @@ def pairs() -> Pairs:
 
 
 @pytest.fixture(scope="module")
-def subtle(pairs: Pairs) -> tuple[Pairs, np.ndarray]:
-    return subtle_mismatches(pairs, rate=0.6, seed=5)
+def subtle() -> tuple[Pairs, np.ndarray]:
+    changed, truth = mismatched_scenes(NUM_SCENES, seed=3, rate=0.6, subtle_share=1.0)
+    np.testing.assert_array_equal(truth.is_noisy, truth.is_subtle)
+    return changed, truth.is_subtle
 
 
 def test_subtle_captions_are_false_and_the_others_untouched(pairs: Pairs, subtle) -> None:
@@ -40,7 +38,6 @@ def test_subtle_captions_are_false_and_the_others_untouched(pairs: Pairs, subtle
     np.testing.assert_array_equal(differs, is_subtle)
     assert list(changed.pair_ids) == list(pairs.pair_ids)
     np.testing.assert_array_equal(changed.image_of_text, pairs.image_of_text)
-    assert truths(pairs).all()  # the input is left alone
 
 
 def test_subtle_captions_differ_in_one_claim_and_few_words(pairs: Pairs, subtle) -> None:
@@ -49,9 +46,7 @@ def test_subtle_captions_differ_in_one_claim_and_few_words(pairs: Pairs, subtle)
     for k in np.flatnonzero(is_subtle):
         before, after = words(pairs.texts[k]), words(changed.texts[k])
         edits = [
-            e
-            for e in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
-            if e[0] != "equal"
+            e for e in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes() if e[0] != "equal"
         ]
         assert max(edits[-1][2] - edits[0][1], edits[-1][4] - edits[0][3]) <= 5  # "in the top left corner"
         old, new = flat(oracle.read_caption(pairs.texts[k])), flat(oracle.read_caption(changed.texts[k]))
@@ -64,15 +59,13 @@ def test_subtle_captions_differ_in_one_claim_and_few_words(pairs: Pairs, subtle)
 
 
 def flat(claims: dict) -> dict[str, object]:
-    said = {
-        f"{k} {name}": value for k, mention in enumerate(claims["shapes"]) for name, value in mention.items()
-    }
+    said = {f"{k} {name}": value for k, mention in enumerate(claims["shapes"]) for name, value in mention.items()}
     said |= {f"{k} relation": relation for k, relation in enumerate(claims["relations"])}
     return said | {"background": claims["background"]}
 
 
-def test_subtle_captions_do_not_betray_themselves(pairs: Pairs, subtle) -> None:
-    """True captions never tell two shapes alike; a wrong one that did could be found without the picture."""
+def test_subtle_captions_are_plausible(pairs: Pairs, subtle) -> None:
+    """True captions never tell two shapes alike; a wrong one that did could be found without the image."""
     for text in [*pairs.texts, *subtle[0].texts]:
         shapes = oracle.read_caption(text)["shapes"]
         places = [s["place"] for s in shapes if "place" in s]
@@ -81,14 +74,15 @@ def test_subtle_captions_do_not_betray_themselves(pairs: Pairs, subtle) -> None:
         assert len(set(looks)) == len(looks)
 
 
-def test_subtle_mismatches_obey_their_seed(pairs: Pairs, subtle) -> None:
-    again, is_subtle = subtle_mismatches(pairs, rate=0.6, seed=5)
+def test_mismatches_obey_their_seed(subtle) -> None:
+    again, truth = mismatched_scenes(NUM_SCENES, seed=3, rate=0.6, subtle_share=1.0)
     assert again.texts == subtle[0].texts
-    np.testing.assert_array_equal(is_subtle, subtle[1])
-    assert (subtle_mismatches(pairs, rate=0.6, seed=6)[1] != is_subtle).any()
+    np.testing.assert_array_equal(truth.is_subtle, subtle[1])
+    _, other = mismatched_scenes(NUM_SCENES, seed=4, rate=0.6, subtle_share=1.0)
+    assert (other.is_subtle != truth.is_subtle).any()
 
 
-def test_both_kinds_of_mismatch_come_in_the_shares_asked_for() -> None:
+def test_both_kinds_of_mismatches_have_the_requested_fractions() -> None:
     pairs, truth = mismatched_scenes(200, seed=1, rate=0.4, subtle_share=0.25)
     clean = make_scenes(200, seed=1)
     moved = pairs.image_of_text != clean.image_of_text
@@ -97,7 +91,7 @@ def test_both_kinds_of_mismatch_come_in_the_shares_asked_for() -> None:
     np.testing.assert_array_equal(moved | rewritten, truth.is_noisy)
     assert not (moved & rewritten).any()
     assert truth.is_subtle.sum() == 100  # 0.25 of 0.4 of 1,000
-    # 300 are shuffled; of 300 about one gets a picture of its own back.
+    # 300 are shuffled; of 300 about one gets an image of its own back.
     assert 290 <= moved.sum() <= 300
     np.testing.assert_array_equal(np.sort(pairs.image_of_text), clean.image_of_text)
     # By the words: subtle ones are all false, untouched ones all true, shuffled ones hardly ever true.
@@ -119,26 +113,12 @@ def test_scenes_are_shuffled_like_any_other_collection(pairs: Pairs) -> None:
     shuffled = pairs.paired_as(noise.image_of_text)
     assert truths(shuffled)[~noise.is_noisy].all()
     assert truths(shuffled)[noise.is_noisy].mean() < 0.01
-    with pytest.raises(DataError, match="already mismatched"):
-        subtle_mismatches(shuffled, rate=0.1, seed=0)
 
 
-def test_subtle_mismatches_refuse_what_they_cannot_tell_the_truth_about(pairs: Pairs, subtle) -> None:
-    with pytest.raises(DataError, match="already mismatched"):
-        subtle_mismatches(subtle[0], rate=0.1, seed=0)
-    with pytest.raises(DataError, match="rate is a share between 0 and 1, got 40"):
-        subtle_mismatches(pairs, rate=40, seed=0)
-    with pytest.raises(DataError, match="seed of scenes must be 0 or more"):
-        subtle_mismatches(pairs, rate=0.1, seed=-1)
-    with pytest.raises(DataError, match="subtle_share is a share"):
+def test_fractions_and_seeds_out_of_range_are_refused() -> None:
+    with pytest.raises(DataError, match="rate is a fraction between 0 and 1, got 40"):
+        mismatched_scenes(5, rate=40)
+    with pytest.raises(DataError, match="subtle_share is a fraction"):
         mismatched_scenes(5, rate=0.4, subtle_share=-0.1)
-    foreign = Pairs("mine", "train", ["0"], ["a cat"], np.zeros(1, dtype=np.int64), ["0"])
-    with pytest.raises(DataError, match="'mine' is another collection"):
-        subtle_mismatches(foreign, rate=0.1, seed=0)
-
-
-def test_subtle_mismatches_work_on_selected_pairs(pairs: Pairs) -> None:
-    some = pairs.select(np.arange(1000, 400, -3))
-    changed, is_subtle = subtle_mismatches(some, rate=0.5, seed=0)
-    np.testing.assert_array_equal(truths(changed), ~is_subtle)
-    assert is_subtle.sum() == 100
+    with pytest.raises(DataError, match="seed of scenes must be 0 or more"):
+        mismatched_scenes(5, rate=0.1, seed=-1)

@@ -1,4 +1,4 @@
-"""The generated scenes as a collection: pictures show what is said, a seed gives the same bytes."""
+"""The generated scenes as a collection: images show their captions, a seed gives the same bytes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,19 @@ import pytest
 
 from scene_truths import features_of, scene_images, shape
 from sremkit.data import read_pairs
-from sremkit.data.pairs import Pairs
-from sremkit.data.scenes import (
+from sremkit.data.generated.scenes import make_scenes, mismatched_scenes
+from sremkit.data.generated.scenes.scene import (
+    BACKGROUNDS,
+    COLORS,
+    KINDS,
+    MAX_SHIFT,
+    SIZES,
+    TEXTURES,
     Scene,
     draw_scene,
-    make_scenes,
-    mismatched_scenes,
     patch_features,
 )
-from sremkit.data.scenes.scene import BACKGROUNDS, COLORS, KINDS, MAX_SHIFT, SIZES, TEXTURES
+from sremkit.data.pairs import Pairs
 from sremkit.errors import DataError, MissingExtraError
 
 NUM_SCENES = 300
@@ -48,7 +52,7 @@ def pairs() -> Pairs:
     return make_scenes(NUM_SCENES, seed=3)
 
 
-# --- pictures and features
+# --- images and features
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -115,21 +119,21 @@ def test_features_are_the_pixels_of_the_grid_and_its_places(pairs: Pairs) -> Non
 
 def test_a_texture_looks_the_same_in_every_patch() -> None:
     """Else a linear layer over a patch could not tell stripes from dots."""
-    from sremkit.data.scenes.drawing import _textured
+    from sremkit.data.generated.scenes.scene import _textured
 
     for texture in TEXTURES:
         patches = patch_features(_textured((35, 98, 214), texture, 96))[:, :192]
         np.testing.assert_allclose(patches, np.broadcast_to(patches[0], patches.shape), atol=1e-5)
 
 
-def test_pictures_open_by_number_with_names(pairs: Pairs) -> None:
+def test_images_open_by_number_with_names(pairs: Pairs) -> None:
     images = pickle.loads(pickle.dumps(scene_images(pairs)))
     assert len(images) == NUM_SCENES
     assert images.name(12) == "scenes/train/00012"
-    picture = images.open(12)
-    assert (picture.mode, picture.size) == ("RGB", (192, 192))
-    assert picture.tobytes() == scene_images(pairs).open(12).tobytes()
-    assert picture.tobytes() != images.open(13).tobytes()
+    image = images.open(12)
+    assert (image.mode, image.size) == ("RGB", (192, 192))
+    assert image.tobytes() == scene_images(pairs).open(12).tobytes()
+    assert image.tobytes() != images.open(13).tobytes()
     with pytest.raises(IndexError, match="from 0 to 299"):
         images.open(300)
 
@@ -187,7 +191,7 @@ def test_a_seed_gives_the_same_bytes_in_every_process() -> None:
     assert fingerprint(8) != fingerprint(7)
 
 
-def test_the_word_scenes_reads_like_a_path(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_word_scenes_is_read_like_a_path(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     read = read_pairs("scenes", split="dev", num_scenes=4, seed=2)
     assert (read.split, read.num_images) == ("val", 4)

@@ -1,9 +1,8 @@
-"""Cutting texts into words, and numbering the words."""
+"""Tokenizing texts, and numbering the words."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 from pathlib import Path
 
@@ -87,20 +86,16 @@ def test_words_are_numbered_by_count_and_then_by_alphabet() -> None:
     assert vocabulary.words == ("<pad>", "<start>", "<end>", "<unk>", "dog", "a", "b")
     assert (PAD, START, END, UNKNOWN) == (0, 1, 2, 3)
     assert len(vocabulary) == 7
-    assert "dog" in vocabulary
-    assert "rare" not in vocabulary
 
 
 def test_the_order_of_the_texts_does_not_change_the_vocabulary() -> None:
     captions = ["a dog", "the dog runs", "a cat runs", "zebra apple"]
-    assert (
-        Vocabulary.build(captions, min_count=1).words == Vocabulary.build(captions[::-1], min_count=1).words
-    )
+    assert Vocabulary.build(captions, min_count=1).words == Vocabulary.build(captions[::-1], min_count=1).words
 
 
 def test_by_default_a_word_needs_four_appearances() -> None:
     vocabulary = Vocabulary.build(["four three"] * 3 + ["four"])
-    assert ("four" in vocabulary, "three" in vocabulary) == (True, False)
+    assert ("four" in vocabulary.words, "three" in vocabulary.words) == (True, False)
 
 
 def test_encoding_wraps_the_text_and_marks_unknown_words() -> None:
@@ -116,18 +111,6 @@ def test_a_caption_cannot_smuggle_in_a_special_word() -> None:
     assert len(inner) == 7
 
 
-def test_decoding_gives_the_words_back() -> None:
-    vocabulary = Vocabulary.build(["a dog 's t-shirt"], min_count=1)
-    ids = [*vocabulary.encode("A dog's big T-shirt"), PAD, PAD]
-    assert vocabulary.decode(ids) == "a dog 's <unk> t-shirt"
-
-
-@pytest.mark.parametrize("number", [-1, 5])
-def test_decoding_an_unknown_number_is_refused(number: int) -> None:
-    with pytest.raises(DataError, match=f"no word {number}: this vocabulary has words 0 to 4"):
-        Vocabulary.build(["dog"], min_count=1).decode([1, number])
-
-
 @thorough
 @given(st.lists(texts, min_size=1, max_size=4), texts)
 def test_encoding_never_leaves_the_vocabulary(corpus: list[str], text: str) -> None:
@@ -136,8 +119,9 @@ def test_encoding_never_leaves_the_vocabulary(corpus: list[str], text: str) -> N
     assert all(0 <= number < len(vocabulary) for number in ids)
     assert (ids[0], ids[-1], len(ids)) == (START, END, len(tokenize(text)) + 2)
     for own in corpus:
-        assert vocabulary.encode(vocabulary.decode(vocabulary.encode(own))) == vocabulary.encode(own)
-        assert UNKNOWN not in vocabulary.encode(own)
+        ids = vocabulary.encode(own)
+        assert UNKNOWN not in ids
+        assert vocabulary.encode(" ".join(vocabulary.words[number] for number in ids[1:-1])) == ids
 
 
 @thorough
@@ -147,7 +131,7 @@ def test_a_dictionary_of_the_vocabulary_survives_json(corpus: list[str]) -> None
     assert Vocabulary.from_dict(json.loads(json.dumps(vocabulary.to_dict()))).words == vocabulary.words
 
 
-def test_a_saved_vocabulary_comes_back_the_same(tmp_path) -> None:
+def test_a_saved_vocabulary_is_loaded_unchanged(tmp_path) -> None:
     vocabulary = Vocabulary.build(["Café 日本語 🐶 `` '' dog's"], min_count=1)
     vocabulary.save(tmp_path / "vocab.json")
     assert Vocabulary.load(tmp_path / "vocab.json").words == vocabulary.words
@@ -180,7 +164,7 @@ def _changed(**tables) -> dict:
         (_changed(word2idx={"dog": "4"}), "number of 'dog' in word2idx is '4'"),
         (_changed(idx2word={"4": "cat"}), "'dog' the number 4, but idx2word has 'cat'"),
         (_changed(idx2word={"5": "cat"}), "idx2word 6"),
-        (_changed(idx=9), "idx says 9"),
+        (_changed(idx=9), "idx is 9"),
         (_changed(word2idx=["dog"]), "tables"),
         (
             _changed(word2idx={"<pad>": 1, "<start>": 0}, idx2word={"0": "<start>", "1": "<pad>"}),
@@ -190,7 +174,7 @@ def _changed(**tables) -> dict:
         ([1, 2], "table with word2idx"),
     ],
 )
-def test_an_inconsistent_vocabulary_is_refused_with_a_sentence(tmp_path, stored, sentence: str) -> None:
+def test_an_inconsistent_vocabulary_is_a_clear_error(tmp_path, stored, sentence: str) -> None:
     path = tmp_path / "vocab.json"
     path.write_text(json.dumps(stored))
     with pytest.raises(DataError, match=sentence) as caught:
@@ -198,38 +182,28 @@ def test_an_inconsistent_vocabulary_is_refused_with_a_sentence(tmp_path, stored,
     assert str(path) in str(caught.value)
 
 
-def test_a_missing_or_damaged_file_is_refused_with_a_sentence(tmp_path) -> None:
+def test_a_missing_or_damaged_file_is_a_clear_error(tmp_path) -> None:
     with pytest.raises(DataError, match="does not exist"):
         Vocabulary.load(tmp_path / "vocab.json")
     for content in (b"{", b"\xff\xfe{"):
         (tmp_path / "vocab.json").write_bytes(content)
-        with pytest.raises(DataError, match="not readable as JSON"):
+        with pytest.raises(DataError, match=r"line 1: not (valid JSON|UTF-8)"):
             Vocabulary.load(tmp_path / "vocab.json")
 
 
 def test_a_word_with_two_numbers_is_refused() -> None:
-    with pytest.raises(DataError, match="'dog' has two numbers"):
+    with pytest.raises(DataError, match="'dog' appears twice"):
         Vocabulary(["<pad>", "<start>", "<end>", "<unk>", "dog", "dog"])
 
 
 def test_texts_without_a_frequent_word_are_refused() -> None:
-    with pytest.raises(
-        DataError, match=r"no word appears 4 times .*\(3 words, 2 different\).*lower min_count"
-    ):
+    with pytest.raises(DataError, match=r"no word appears 4 times .*\(3 words, 2 different\).*lower min_count"):
         Vocabulary.build(["dog dog cat"])
 
 
-def test_the_known_share_by_hand() -> None:
-    vocabulary = Vocabulary.build(["a dog"], min_count=1)
-    assert vocabulary.known_share(["a dog", "a cat ."]) == 3 / 5  # a dog a | cat .
-    assert math.isnan(vocabulary.known_share([""]))
-
-
 @pytest.mark.data
-@pytest.mark.skipif(
-    not PUBLISHED_VOCABULARY.exists(), reason=f"no published vocabulary at {PUBLISHED_VOCABULARY}"
-)
-def test_the_published_vocabulary_loads_and_is_written_back_alike(tmp_path) -> None:
+@pytest.mark.skipif(not PUBLISHED_VOCABULARY.exists(), reason=f"no published vocabulary at {PUBLISHED_VOCABULARY}")
+def test_the_published_vocabulary_is_loaded_and_saved_unchanged(tmp_path) -> None:
     vocabulary = Vocabulary.load(PUBLISHED_VOCABULARY)
     assert len(vocabulary) == 8481
     vocabulary.save(tmp_path / "vocab.json")
@@ -241,12 +215,13 @@ def test_the_published_vocabulary_loads_and_is_written_back_alike(tmp_path) -> N
     not (PUBLISHED_VOCABULARY.exists() and FLICKR8K.exists()),
     reason=f"no vocabulary or no Flickr8k in {DATA}",
 )
-def test_the_published_vocabulary_knows_our_tokens_of_flickr8k() -> None:
+def test_the_published_vocabulary_contains_our_tokens_of_flickr8k() -> None:
     rows = [line.split("\t") for line in FLICKR8K.read_text(encoding="utf-8").splitlines()[1:]]
     captions = [row[3] for row in rows if row[1] == "train"]
     assert len(captions) == 30_000
     # 0.9919 measured; cutting at spaces alone, of text that is already spaced out, knows 0.9915.
-    assert Vocabulary.load(PUBLISHED_VOCABULARY).known_share(captions) > 0.9915
-    published = Vocabulary.load(PUBLISHED_VOCABULARY)
+    published = set(Vocabulary.load(PUBLISHED_VOCABULARY).words)
+    known = [token in published for caption in captions for token in tokenize(caption)]
+    assert sum(known) / len(known) > 0.9915
     split_at_spaces = [word in published for caption in captions for word in caption.lower().split()]
     assert sum(split_at_spaces) / len(split_at_spaces) < 0.9915

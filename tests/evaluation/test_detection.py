@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oracles import detection as oracle
 from sremkit.errors import DataError
 from sremkit.evaluation import detection_metrics
+from sremkit.evaluation.detection import crowd_agreement, crowd_labels
+from training import tiny
 
 EXACT = {"rel": 1e-12, "abs": 0}
 
@@ -91,10 +95,7 @@ def _both(mismatch: list[bool], score: list[float]) -> tuple[float, float]:
 
 def _nudged(mismatch: list[bool], score: list[float], by: float) -> list[float]:
     """Mismatches moved a little, each by another amount, so that none of them ties any more."""
-    return [
-        value + by * (1 + k / 100) * wrong
-        for k, (wrong, value) in enumerate(zip(mismatch, score, strict=True))
-    ]
+    return [value + by * (1 + k / 100) * wrong for k, (wrong, value) in enumerate(zip(mismatch, score, strict=True))]
 
 
 WRONG_TWINS = {
@@ -106,7 +107,7 @@ WRONG_TWINS = {
 
 
 @pytest.mark.parametrize("twin", WRONG_TWINS.values(), ids=WRONG_TWINS.keys())
-def test_a_wrong_twin_gives_other_numbers(twin) -> None:
+def test_a_wrong_twin_gives_other_values(twin) -> None:
     mismatch, score = random_case(5, levels=2)
     got = detection_metrics(mismatch, score)
     auroc, average_precision = twin(mismatch.tolist(), score.tolist())
@@ -116,7 +117,7 @@ def test_a_wrong_twin_gives_other_numbers(twin) -> None:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([None, 1, 3]))
-def test_only_the_order_of_the_scores_matters_and_turning_it_round_mirrors_auroc(seed: int, levels) -> None:
+def test_only_the_order_of_the_scores_matters_and_its_reversal_mirrors_auroc(seed: int, levels) -> None:
     mismatch, score = random_case(seed, levels=levels)
     order = np.random.default_rng(seed).permutation(len(score))
     got = detection_metrics(mismatch, score)
@@ -134,7 +135,7 @@ def test_with_one_kind_of_pair_only_the_ranking_metrics_are_nan(wrong: bool) -> 
     assert got["true_rate"] == float(wrong)
 
 
-def test_a_share_of_nothing_is_nan() -> None:
+def test_a_ratio_with_denominator_zero_is_nan() -> None:
     silent = detection_metrics(np.array([True, False]), np.zeros(2), verdict=np.zeros(2, dtype=bool))
     assert math.isnan(silent["precision"])
     assert (silent["recall"], silent["f1"], silent["verdict_rate"]) == (0.0, 0.0, 0.0)
@@ -150,7 +151,7 @@ def test_zeros_and_ones_may_stand_for_false_and_true() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mismatch", "score", "options", "sentence"),
+    ("mismatch", "score", "options", "message"),
     [
         ([], [], {}, "empty"),
         ([True, False], [0.0], {}, r"shape \(1,\), but there are 2 pairs"),
@@ -158,13 +159,48 @@ def test_zeros_and_ones_may_stand_for_false_and_true() -> None:
         ([True, False], ["a", "b"], {}, "real numbers"),
         ([2, 0], [0.0, 1.0], {}, "mismatch must be true or false"),
         ([np.nan, 0], [0.0, 1.0], {}, "mismatch must be true or false"),
-        ([[True], [False]], [0.0, 1.0], {}, "one list of pairs"),
+        ([[True], [False]], [0.0, 1.0], {}, "must have one dimension"),
         ([True, False], [0.0, 1.0], {"verdict": [True]}, "verdict has 1 pairs, but mismatch has 2"),
         ([True, False], [0.0, 1.0], {"verdict": [0.3, 0.9]}, "verdict must be true or false"),
         ([True, False], [0.0, 1.0], {"estimated_rate": 40.0}, "between 0 and 1, got 40"),
         ([True, False], [0.0, 1.0], {"estimated_rate": math.nan}, "between 0 and 1, got nan"),
     ],
 )
-def test_input_that_cannot_be_measured_is_refused_with_a_sentence(mismatch, score, options, sentence) -> None:
-    with pytest.raises(DataError, match=sentence):
+def test_invalid_inputs_raise(mismatch, score, options, message) -> None:
+    with pytest.raises(DataError, match=message):
         detection_metrics(np.array(mismatch), np.array(score), **options)
+
+
+# Image, caption, share of yes, votes for yes and for no. Images are called 0, 1, 2, captions pair-000 to pair-005.
+VOTES = [
+    ("0", "pair-000", "1.0", "3", "0"),  # fits
+    ("0", "pair-003", "0.333", "1", "2"),  # does not
+    ("1", "pair-000", "0.5", "2", "2"),  # a tie
+    ("2", "pair-001", "0.667", "10", "9"),  # fits; as words, "10" is before "9"
+    ("2", "pair-005", "0.0", "0", "3"),  # does not
+    ("elsewhere", "pair-001", "1.0", "3", "0"),  # another split's image
+    ("1", "elsewhere", "1.0", "3", "0"),  # and caption
+]
+
+
+@pytest.fixture
+def votes(tmp_path: Path) -> Path:
+    file = tmp_path / "votes.tsv"
+    file.write_text("".join("\t".join(line) + "\n" for line in VOTES), encoding="utf-8")
+    return file
+
+
+def test_the_majority_decides_and_ties_and_other_splits_are_excluded(votes: Path) -> None:
+    rows, columns, fits = crowd_labels(tiny.tiny_pairs(num_images=3), votes)
+    assert rows.tolist() == [0, 0, 2, 2]
+    assert columns.tolist() == [0, 3, 1, 5]
+    assert fits.tolist() == [True, False, True, False]
+
+
+def test_crowd_agreement_is_the_auroc_of_matching_combinations(votes: Path) -> None:
+    # Fitting score 4 and 2, others 3 and 1: of four comparisons 4 > 3, 4 > 1 and 2 > 1 are right, 2 > 3 is not.
+    scores = np.full((3, 6), 9.0)
+    scores[0, 0], scores[2, 1], scores[0, 3], scores[2, 5] = 4.0, 2.0, 3.0, 1.0
+    pairs = tiny.tiny_pairs(num_images=3)
+    assert crowd_agreement(scores, pairs, votes) == pytest.approx(0.75)
+    assert crowd_agreement(torch.from_numpy(-scores), pairs, votes) == pytest.approx(0.25)

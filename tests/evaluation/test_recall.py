@@ -19,9 +19,7 @@ from sremkit.evaluation import retrieval_ranks, retrieval_recall, retrieval_reca
 EXACT = {"rel": 1e-12, "abs": 0}
 
 
-def random_case(
-    seed: int, *, num_images: int = 40, levels: int | None = None
-) -> tuple[np.ndarray, np.ndarray]:
+def random_case(seed: int, *, num_images: int = 40, levels: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Scores with right pairs lifted, texts in mixed order, images without a text; few levels force ties."""
     rng = np.random.default_rng(seed)
     image_of_text = rng.integers(0, num_images, size=3 * num_images)
@@ -70,7 +68,7 @@ def test_three_images_with_varying_texts_by_hand() -> None:
     assert got == pytest.approx(expected, **EXACT)
 
 
-def test_a_model_that_gives_everything_one_score_is_last_everywhere() -> None:
+def test_constant_scores_have_recall_zero() -> None:
     ranks_i2t, ranks_t2i = retrieval_ranks(np.zeros((4, 8)), np.repeat(np.arange(4), 2))
     assert ranks_i2t.tolist() == [6] * 4  # all six texts of other images stand before the image's two
     assert ranks_t2i.tolist() == [3] * 8
@@ -82,7 +80,7 @@ def test_texts_of_the_same_image_that_tie_do_not_harm_each_other() -> None:
     assert ranks_i2t.tolist() == [0, 0]
 
 
-def test_an_image_without_a_text_asks_nothing_but_stays_a_candidate() -> None:
+def test_an_image_without_a_text_is_a_candidate_and_no_query() -> None:
     scores = np.array([[0.5, 0.0], [0.9, 0.9], [0.0, 0.8]])
     ranks_i2t, ranks_t2i = retrieval_ranks(scores, np.array([0, 2]))
     assert ranks_i2t.tolist() == [0, 0]  # images 0 and 2
@@ -107,7 +105,7 @@ def test_recall_agrees_with_the_hit_rate_of_torchmetrics(k: int) -> None:
     for direction, p, target in (("i2t", preds[has_text], right[has_text]), ("t2i", preds.T, right.T)):
         query = torch.arange(len(p)).unsqueeze(1).expand_as(p)
         expected = RetrievalHitRate(top_k=k)(p.flatten(), target.flatten(), indexes=query.flatten())
-        assert 0 < expected < 1, "the case is too easy or too hard to tell anything"
+        assert 0 < expected < 1, "the case is too easy or too hard to be informative"
         assert got[f"{direction}/R@{k}"] == pytest.approx(100 * expected.item(), rel=1e-5)  # float32 there
 
 
@@ -118,9 +116,7 @@ def _ties_in_favour(scores: np.ndarray, image_of_text: np.ndarray) -> tuple[np.n
     return i2t, (scores > right).sum(0)
 
 
-def _mean_of_the_texts_of_an_image(
-    scores: np.ndarray, image_of_text: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _mean_of_the_texts_of_an_image(scores: np.ndarray, image_of_text: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     i2t = []
     for i in np.unique(image_of_text):
         wrong = scores[i][image_of_text != i]
@@ -147,7 +143,7 @@ WRONG_TWINS = [
 
 
 @pytest.mark.parametrize("twin", WRONG_TWINS, ids=lambda twin: twin.__name__)
-def test_the_oracle_tells_a_wrong_twin(twin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oracle_rejects_a_wrong_twin(twin, monkeypatch: pytest.MonkeyPatch) -> None:
     scores, image_of_text = random_case(3, levels=4)
     expected = oracle.recall(scores.tolist(), image_of_text.tolist())
     ranks = twin(scores, image_of_text)
@@ -205,12 +201,10 @@ def test_torch_and_numpy_scores_give_the_same(dtype: torch.dtype) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_scores_may_live_on_a_gpu() -> None:
+def test_scores_may_be_on_a_gpu() -> None:
     scores, image_of_text = random_case(11)
     on_gpu = torch.from_numpy(scores).cuda()
-    assert retrieval_recall(on_gpu, torch.from_numpy(image_of_text).cuda()) == retrieval_recall(
-        scores, image_of_text
-    )
+    assert retrieval_recall(on_gpu, torch.from_numpy(image_of_text).cuda()) == retrieval_recall(scores, image_of_text)
 
 
 def test_half_precision_numpy_scores_rank_as_their_float32_values() -> None:
@@ -247,23 +241,23 @@ def test_folds_are_the_mean_over_consecutive_blocks_of_images() -> None:
     assert retrieval_recall_folds(torch.from_numpy(scores), image_of_text, folds=3) == got
 
 
-def test_one_fold_is_all_at_once() -> None:
+def test_one_fold_equals_the_whole() -> None:
     scores, image_of_text = random_case(2)
     assert retrieval_recall_folds(scores, image_of_text, folds=1) == retrieval_recall(scores, image_of_text)
 
 
-def test_images_that_do_not_divide_into_folds_are_refused() -> None:
-    with pytest.raises(DataError, match="7 images cannot be cut into 5 folds"):
+def test_images_that_do_not_divide_into_folds_raise() -> None:
+    with pytest.raises(DataError, match="7 images cannot be split into 5 folds"):
         retrieval_recall_folds(np.zeros((7, 7)), np.arange(7))
 
 
-def test_a_fold_without_texts_is_refused() -> None:
+def test_a_fold_without_texts_raises() -> None:
     with pytest.raises(DataError, match=r"images 2 to 3 \(fold 1\) have no text"):
         retrieval_recall_folds(np.zeros((4, 2)), np.array([0, 1]), folds=2)
 
 
 @pytest.mark.parametrize("recall", [retrieval_recall, retrieval_recall_folds])
-def test_nan_is_refused_with_its_place(recall, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_raises_with_its_position(recall, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recall_module, "CHUNK_ELEMENTS", 60)  # rows 6 to 8 are the third chunk
     scores = np.zeros((10, 20))
     scores[8, 13] = np.nan
@@ -277,7 +271,7 @@ def test_infinite_scores_can_be_ranked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scores", "image_of_text", "sentence"),
+    ("scores", "image_of_text", "message"),
     [
         (np.zeros((3, 6)), np.zeros(5, dtype=int), "image_of_text has shape"),
         (np.zeros((6, 3)), np.zeros(6, dtype=int), "transposed"),
@@ -285,22 +279,22 @@ def test_infinite_scores_can_be_ranked() -> None:
         (np.zeros((3, 6)), np.full(6, -1), "runs from -1"),
         (np.zeros(6), np.zeros(6, dtype=int), r"shape \(images, texts\)"),
         (np.zeros((3, 0)), np.zeros(0, dtype=int), "nothing to rank"),
-        (np.zeros((3, 6)), np.zeros(6), "whole numbers"),
+        (np.zeros((3, 6)), np.zeros(6), "integers"),
         (np.zeros((3, 6), dtype=complex), np.zeros(6, dtype=int), "real numbers"),
     ],
 )
-def test_a_matrix_that_does_not_fit_is_refused_with_a_sentence(scores, image_of_text, sentence: str) -> None:
-    with pytest.raises(DataError, match=sentence):
+def test_invalid_inputs_raise(scores, image_of_text, message: str) -> None:
+    with pytest.raises(DataError, match=message):
         retrieval_recall(scores, image_of_text)
 
 
 @pytest.mark.parametrize("ks", [(), (0,), (1, -5), (1.5,)])
-def test_a_k_that_is_no_place_is_refused(ks) -> None:
-    with pytest.raises(DataError, match="ks must be whole numbers"):
+def test_an_invalid_k_raises(ks) -> None:
+    with pytest.raises(DataError, match="ks must be positive integers"):
         retrieval_recall(np.zeros((2, 2)), np.arange(2), ks=ks)
 
 
-def test_the_inputs_are_left_alone() -> None:
+def test_the_inputs_are_not_modified() -> None:
     scores, image_of_text = random_case(1)
     before = scores.copy(), image_of_text.copy()
     retrieval_recall(scores, image_of_text)
@@ -326,9 +320,7 @@ print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
     "call", ["retrieval_recall(scores, image_of_text)", "retrieval_recall_folds(scores, image_of_text)"]
 )
 def test_coco_5k_costs_under_four_seconds_and_two_gigabytes(call: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", COCO_5K.format(call=call)], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", COCO_5K.format(call=call)], capture_output=True, text=True, check=True)
     seconds, gibibytes = map(float, done.stdout.split())
     print(f"{call}: {seconds:.2f} s, {gibibytes:.2f} GiB at the peak")
     assert seconds < 4

@@ -1,20 +1,30 @@
-"""Scores of a whole split, and verdicts on every pair."""
+"""Scores of a whole split, and of every pair among random batches."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from sremkit.data import Batches, Vocabulary, make_noise
-from sremkit.data.scenes import make_scenes
+from sremkit.data.batch import Batch
+from sremkit.data.generated.scenes import make_scenes
+from sremkit.data.pairs import Pairs
 from sremkit.evaluation import detection_metrics
-from sremkit.evaluation.judging import judge_pairs
-from sremkit.evaluation.scoring import chance_rsum, encode_pairs, score_pairs, validation_metrics
+from sremkit.evaluation.scoring import (
+    InBatchScores,
+    chance_rsum,
+    encode_pairs,
+    in_batch_scores,
+    score_matrix,
+    validation_metrics,
+)
 from sremkit.models import build_matcher
-from sremkit.models.encoding import encode_everything
+from sremkit.models.matcher import encode_everything
 from training import tiny
 
 
@@ -32,7 +42,7 @@ def scenes():
 def test_scores_of_a_split_are_those_of_single_batches(scenes) -> None:
     pairs, vocabulary, matcher = scenes
     matcher.float().eval()
-    scores = score_pairs(matcher, pairs, vocabulary)
+    scores = score_matrix(matcher, pairs, vocabulary)
     assert scores.shape == (9, 45)
     batches = Batches(pairs, batch_size=4, vocabulary=vocabulary)
     rows = np.array([0, 13, 44])
@@ -40,9 +50,7 @@ def test_scores_of_a_split_are_those_of_single_batches(scenes) -> None:
         block = matcher(batches.take(rows))
     for i, one in enumerate(rows):
         for j, other in enumerate(rows):
-            assert scores[pairs.image_of_text[one], other].item() == pytest.approx(
-                block[i, j].item(), rel=1e-4
-            )
+            assert scores[pairs.image_of_text[one], other].item() == pytest.approx(block[i, j].item(), rel=1e-4)
 
 
 def test_shards_together_encode_everything_once(scenes) -> None:
@@ -69,12 +77,12 @@ def test_each_image_is_read_once(scenes) -> None:
             read.extend(indices.tolist())
             return pairs.image_features.rows(indices)
 
-    scores = score_pairs(matcher, replace(pairs, image_features=Counted()), vocabulary)
+    scores = score_matrix(matcher, replace(pairs, image_features=Counted()), vocabulary)
     assert read == list(range(9))
-    torch.testing.assert_close(scores, score_pairs(matcher, pairs, vocabulary))
+    torch.testing.assert_close(scores, score_matrix(matcher, pairs, vocabulary))
 
 
-def test_some_texts_alone_are_encoded_as_among_all(scenes) -> None:
+def test_a_subset_of_texts_is_encoded_as_among_all(scenes) -> None:
     pairs, vocabulary, matcher = scenes
     matcher.float().eval()
     batches = Batches(pairs, batch_size=4, vocabulary=vocabulary)
@@ -86,7 +94,7 @@ def test_some_texts_alone_are_encoded_as_among_all(scenes) -> None:
     torch.testing.assert_close(some.texts.trimmed().local, expected.local)
 
 
-def test_guessing_gives_what_a_random_order_gives() -> None:
+def test_chance_rsum_is_that_of_a_random_order() -> None:
     """Checked against the mean over many random score matrices."""
     from sremkit.evaluation import retrieval_recall
 
@@ -96,7 +104,7 @@ def test_guessing_gives_what_a_random_order_gives() -> None:
     assert chance_rsum(image_of_text) == pytest.approx(np.mean(sums), rel=0.02)
 
 
-def test_validation_tells_what_a_collapse_looks_like() -> None:
+def test_validation_metrics_reveal_a_collapse() -> None:
     trainer = tiny.tiny_trainer()
     pairs = tiny.tiny_pairs()
     metrics = validation_metrics(trainer.matcher, pairs)
@@ -108,16 +116,96 @@ def test_validation_tells_what_a_collapse_looks_like() -> None:
     assert collapsed["rsum"] == 0.0  # all tied, and ties count against the model
 
 
-def test_a_trained_model_judges_wrong_pairs_lower() -> None:
+def test_a_trained_model_scores_wrong_pairs_lower() -> None:
     clean = tiny.tiny_pairs(num_images=200)
     noise = make_noise(clean.image_of_text, rate=0.3, seed=1)
     trainer = tiny.tiny_trainer(pairs=clean, epochs=20, decay_after=20, learning_rate=1e-2)
     trainer.run()
     given = clean.paired_as(noise.image_of_text)
-    judged = judge_pairs(trainer.matcher, given, batch_size=32)
-    assert judged.match.shape == (400,)
-    assert (judged.match >= 0).all()
-    assert (judged.match <= 1).all()
-    assert detection_metrics(noise.is_noisy, judged.match)["auroc"] > 0.8
-    again = judge_pairs(trainer.matcher, given, batch_size=32)
-    np.testing.assert_array_equal(judged.match, again.match)
+    scores = in_batch_scores(trainer.matcher, given, batch_size=32)
+    assert scores.match.shape == (400,)
+    assert (scores.match >= 0).all()
+    assert (scores.match <= 1).all()
+    assert detection_metrics(noise.is_noisy, scores.match)["auroc"] > 0.8
+    again = in_batch_scores(trainer.matcher, given, batch_size=32)
+    np.testing.assert_array_equal(scores.match, again.match)
+
+
+class KnownLogits(torch.nn.Module):
+    """A matcher whose logits (n, n) of all pairs are known."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.logits = torch.nn.Parameter(logits.double())
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.logits[batch.pair_id][:, batch.pair_id]
+
+
+def pairs_of(images: list[int]) -> Pairs:
+    return tiny.tiny_pairs(num_images=len(images), captions=1).paired_as(np.array(images))
+
+
+def random_logits(n: int) -> Tensor:
+    return 2 * torch.randn(n, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def match_by_loops(
+    logits: Tensor, pairs: Pairs, *, batch_size: int, rounds: int
+) -> tuple[list[list[float]], list[int]]:
+    """The match of each pair in each batch that it shared with others, and how often it was alone in its batch."""
+    table, n = logits.tolist(), len(logits)
+    found: list[list[float]] = [[] for _ in range(n)]
+    alone = [0] * n
+    batches = Batches(pairs, batch_size=batch_size, unique_images=True)
+    for round_ in range(rounds):
+        for members in batches.order(round_):
+            for i in members:
+                if len(members) == 1:
+                    alone[i] += 1
+                    continue
+                own = math.exp(table[i][i])
+                row = sum(math.exp(table[i][j]) for j in members)
+                column = sum(math.exp(table[j][i]) for j in members)
+                found[i].append((own / row + own / column) / 2)
+    return found, alone
+
+
+def test_in_batch_scores_by_hand() -> None:
+    # Image 0 with texts 0 and 1: 1 / (1 + 3) = 1/4; text 0 with images 0 and 1: 1 / (1 + 7) = 1/8. Mean 3/16, and the
+    # same two numbers for pair 1. Energies are minus ln of those sums.
+    scores = in_batch_scores(KnownLogits(torch.tensor([[0.0, math.log(3)], [math.log(7), 0.0]])), pairs_of([0, 1]))
+    assert scores.match.tolist() == pytest.approx([3 / 16, 3 / 16])
+    assert scores.energy_i2t.tolist() == pytest.approx([-math.log(4), -math.log(8)])
+    assert scores.energy_t2i.tolist() == pytest.approx([-math.log(8), -math.log(4)])
+
+
+def test_in_batch_scores_are_the_mean_over_the_rounds() -> None:
+    logits, pairs = random_logits(12), pairs_of(list(range(12)))
+    found, alone = match_by_loops(logits, pairs, batch_size=4, rounds=3)
+    assert alone == [0] * 12
+    scores = in_batch_scores(KnownLogits(logits), pairs, batch_size=4)
+    assert scores.match.tolist() == pytest.approx([sum(values) / 3 for values in found], rel=1e-12)
+
+
+def test_a_batch_of_a_single_pair_does_not_count() -> None:
+    """Ten texts share image 0: in each round most of them are alone in their batch, with probability 1."""
+    logits, pairs = random_logits(14), pairs_of([0] * 10 + [1, 2, 3, 4])
+    found, alone = match_by_loops(logits, pairs, batch_size=3, rounds=6)
+    sometimes = [i for i in range(14) if found[i] and alone[i]]
+    never = [i for i in range(14) if not found[i]]
+    assert sometimes
+    assert never
+    scores = in_batch_scores(KnownLogits(logits), pairs, batch_size=3, rounds=6)
+    means = {i: sum(values) / len(values) for i, values in enumerate(found) if values}
+    assert scores.match[list(means)].tolist() == pytest.approx(list(means.values()), rel=1e-12)
+    # Pairs without any batch with others get the mean of the others.
+    assert scores.match[never].tolist() == pytest.approx([sum(means.values()) / len(means)] * len(never))
+    for energies in (scores.energy_i2t, scores.energy_t2i):
+        assert energies[never].tolist() == pytest.approx([energies[list(means)].mean()] * len(never))
+
+
+def test_pairs_that_all_share_an_image_get_neutral_scores() -> None:
+    scores: InBatchScores = in_batch_scores(KnownLogits(random_logits(3)), pairs_of([0, 0, 0]))
+    assert scores.match.tolist() == [0.5] * 3
+    assert scores.energy_i2t.tolist() == scores.energy_t2i.tolist() == [0.0] * 3

@@ -1,4 +1,4 @@
-"""What a recorded step must not do, found out without the device that records: on tensors without numbers, and on
+"""What a captured step must not do, found out without a CUDA device: on tensors without values, and on
 a tape that plays the same operations again, as a CUDA graph does.
 """
 
@@ -19,14 +19,14 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from sremkit.data import Batches
 from sremkit.data.batch import Batch
-from sremkit.methods import Method, Surroundings
+from sremkit.methods import Method, TrainingContext
 from sremkit.models import Matcher
 from training import tiny
 
 SIZE = 24  # of a batch
 NUM_PAIRS = 96
 
-#: In the place of a device: its tensors have shapes and no numbers, so that nobody can wait for one.
+#: In the place of a device: its tensors have shapes and no numbers, so that nothing can wait for one.
 DEVICE = torch.device("meta")
 
 
@@ -41,7 +41,7 @@ def stand_in_for_a_device() -> Iterator[None]:
 
 
 class HostWaitsError(Exception):
-    """A step that cannot be recorded, and the operation that is to blame."""
+    """A step that cannot be captured, and the operation that is to blame."""
 
 
 #: What makes a tensor of the host's own numbers, which a device has to be sent.
@@ -50,9 +50,7 @@ _OF_HOST_NUMBERS = (torch.tensor, torch.as_tensor, torch.from_numpy, Tensor.new_
 
 class _RefuseHostNumbers(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        by_host_rows = func in (Tensor.__getitem__, Tensor.__setitem__) and isinstance(
-            args[1], list | np.ndarray
-        )
+        by_host_rows = func in (Tensor.__getitem__, Tensor.__setitem__) and isinstance(args[1], list | np.ndarray)
         if func in _OF_HOST_NUMBERS or by_host_rows:
             raise HostWaitsError(f"{func.__name__} sends numbers from the host to the device")
         return func(*args, **(kwargs or {}))
@@ -62,7 +60,7 @@ class _RefuseReading(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        # A number on the host would be frozen into the recording; anything larger would have to travel.
+        # A number on the host would be frozen into the graph; anything larger would have to travel.
         if any(tensor.device != DEVICE for tensor in tensors) or kwargs.get("device", DEVICE) != DEVICE:
             raise HostWaitsError(f"{func} takes or gives a tensor that is not on the device")
         # The stand-in refuses to read such a selection, but not to write to it.
@@ -78,13 +76,13 @@ class _RefuseReading(TorchDispatchMode):
 
 @contextmanager
 def refusing_to_wait() -> Iterator[None]:
-    """HostWaitsError where what is computed on `DEVICE` inside the block could not be recorded."""
+    """HostWaitsError where what is computed on `DEVICE` inside the block could not be captured."""
     with _RefuseHostNumbers(), _RefuseReading():
         yield
 
 
 class Tape(TorchDispatchMode):
-    """Runs a step on the processor and writes down its operations; played, they are done to the same memory again.
+    """Runs a step on the CPU and writes down its operations; played, they are done to the same memory again.
 
     Whatever Python does besides is not on it: as in a CUDA graph, counters stand still, branches go the way they
     went, and a tensor that an attribute was given later is not the one that is read.
@@ -95,7 +93,7 @@ class Tape(TorchDispatchMode):
         self._operations: list[tuple[Any, Any, Any, Any]] = []
         self._batch = batch
         with self:
-            self.outcome = step(batch)
+            self.result = step(batch)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
@@ -104,7 +102,7 @@ class Tape(TorchDispatchMode):
 
     @torch.no_grad()
     def play(self, batch: Batch) -> Tensor:
-        """The outcome of the recorded step for another batch of the same shape."""
+        """The result of the captured step for another batch of the same shape."""
         for field in fields(batch):
             given = getattr(batch, field.name)
             if isinstance(given, Tensor):
@@ -116,7 +114,7 @@ class Tape(TorchDispatchMode):
                 # Views and changes in place are in their memory already.
                 if isinstance(old, Tensor) and old.untyped_storage()._cdata != new.untyped_storage()._cdata:
                     old.copy_(new)
-        return self.outcome
+        return self.result
 
 
 def started(method: Method, device: torch.device, *, seed: int = 0) -> tuple[Matcher, Method]:
@@ -126,14 +124,14 @@ def started(method: Method, device: torch.device, *, seed: int = 0) -> tuple[Mat
         matcher = method.model("dual", image_dim=12, text_dim=8, hidden_size=16, embed_size=8, dropout=0.0)
     matcher = matcher.to(device).train()
     trusted = Batches(tiny.tiny_pairs(num_images=8), batch_size=8)
-    surroundings = Surroundings(NUM_PAIRS, device, matcher, lambda round_: iter(()), trusted)
+    surroundings = TrainingContext(NUM_PAIRS, device, matcher, lambda round_: iter(()), trusted)
     method.start(surroundings)
-    for name in ("clean", "believed", "kept"):
+    for name in ("clean",):
         if isinstance(division := getattr(method, name, None), Tensor):
             some = torch.arange(division.numel()).view(division.shape) % 3 > 0
             setattr(method, name, some.to(device))
-    if hasattr(method, "divisions"):
-        method.divisions = 1
+    if hasattr(method, "num_splits"):
+        method.num_splits = 1
     return matcher, method
 
 
@@ -158,7 +156,7 @@ def descend(matcher: Matcher, method: Method, *, warmup: bool) -> Callable[[Batc
 
 
 def check_it_never_waits(method: Method, *, warmups: tuple[bool, ...] = (True, False)) -> None:
-    """Two steps as usual, as a recording has before it, then every kind of step that may be recorded."""
+    """Two steps eager, as a graph has before it, then every kind of step that may be captured."""
     with stand_in_for_a_device():
         matcher, method = started(method, DEVICE)
         batch = batch_number(0).to(DEVICE)
@@ -169,16 +167,14 @@ def check_it_never_waits(method: Method, *, warmups: tuple[bool, ...] = (True, F
                 descend(matcher, method, warmup=warmup)(batch)
 
 
-def losses_and_memory(
-    method: Method, *, warmup: bool, replayed: bool
-) -> tuple[list[Tensor], dict[str, Tensor]]:
+def losses_and_memory(method: Method, *, warmup: bool, replayed: bool) -> tuple[list[Tensor], dict[str, Tensor]]:
     """The losses of eight steps, and what the method then remembers; from the third on replayed if wanted."""
     matcher, method = started(method, torch.device("cpu"))
     step = descend(matcher, method, warmup=warmup)
     losses = [step(batch_number(k)).clone() for k in range(2)]
     if replayed:
         tape = Tape(step, batch_number(2))
-        losses.append(tape.outcome.clone())
+        losses.append(tape.result.clone())
         step = tape.play
     losses += [step(batch_number(k)).clone() for k in range(len(losses), 8)]
     return losses, {**method.state_dict(), **matcher.state_dict(prefix="model/")}

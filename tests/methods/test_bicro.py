@@ -7,21 +7,20 @@ import math
 import pytest
 import torch
 
-from methods.two_views import Stage
+from methods.fixed_networks import Stage
 from oracles import bicro as oracle
 from oracles import ncr, triplet
 from sremkit.errors import UserError
 from sremkit.methods import build_method
-from sremkit.methods.beta_mixture import fit_two_betas
-from sremkit.methods.bicro import bidirectional_consistency, ratio, whole_vectors
-from sremkit.methods.co_teaching import Strongest, best_tenth, match_strength
-from sremkit.methods.division import lower_normal
+from sremkit.methods.bicro import bidirectional_consistency, pooled_vectors, ratio
+from sremkit.methods.common.co_teaching import Strongest, best_tenth, match_strength
+from sremkit.methods.common.mixtures import fit_two_betas, lower_gaussian_probability
 from sremkit.models.matcher import Encoded
 
 
 def found_labels(stage: Stage, network: int) -> torch.Tensor:
-    side = stage.method._side(stage.batch, stage.method._distinct(stage.batch), told_by=1 - network)
-    return stage.method.labels(stage.method._views(stage.batch), network, side)
+    split = stage.method._split(stage.batch, stage.method._distinct(stage.batch), by=1 - network)
+    return stage.method.labels(stage.method._predict(stage.batch), network, split)
 
 
 def expected_labels(stage: Stage, network: int) -> list[float]:
@@ -45,7 +44,7 @@ def test_the_labels_are_the_oracles(seed: int, network: int) -> None:
     assert min(kinds) >= 2  # all three kinds occur, else the comparison says little
 
 
-def test_an_anchor_is_believed_even_if_another_anchor_shows_the_same_image() -> None:
+def test_an_anchor_has_label_1_even_if_another_anchor_shows_the_same_image() -> None:
     stage = Stage("bicro", n=40)
     before = [i for i, y in enumerate(expected_labels(stage, 0)) if y == 1]
     assert len(before) >= 2
@@ -56,11 +55,9 @@ def test_an_anchor_is_believed_even_if_another_anchor_shows_the_same_image() -> 
 
 def test_the_division_is_by_betas_unless_normals_are_asked_for() -> None:
     losses = torch.rand(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64) ** 2
-    by_betas, by_normals = (
-        build_method("bicro", mixture=m).clean_probability(losses) for m in ("beta", "normal")
-    )
+    by_betas, by_normals = (build_method("bicro", mixture=m).clean_posterior(losses) for m in ("beta", "normal"))
     assert torch.equal(by_betas, fit_two_betas(losses).lower_probability(losses))
-    assert torch.equal(by_normals, lower_normal(losses))
+    assert torch.equal(by_normals, lower_gaussian_probability(losses))
 
 
 @pytest.mark.parametrize("with_noisy", [False, True])
@@ -84,9 +81,9 @@ def test_the_loss_is_the_oracles(with_noisy: bool, negatives: str) -> None:
 
 def misassigned(stage: Stage, network: int) -> torch.Tensor:
     """The public code's scatter: the k-th pair that is no anchor gets the k-th value of the whole batch."""
-    side = stage.method._side(stage.batch, stage.method._distinct(stage.batch), told_by=1 - network)
-    peer = stage.method._views(stage.batch)[1 - network]
-    anchors = best_tenth(match_strength(peer.scores, margin=0.2, valid=side.valid), side.clean)
+    split = stage.method._split(stage.batch, stage.method._distinct(stage.batch), by=1 - network)
+    peer = stage.method._predict(stage.batch)[1 - network]
+    anchors = best_tenth(match_strength(peer.scores, margin=0.2, valid=split.valid), split.clean)
     right = found_labels(stage, network)
     others = torch.ones(stage.n, dtype=torch.bool)
     others[anchors.pair[anchors.present]] = False
@@ -96,12 +93,12 @@ def misassigned(stage: Stage, network: int) -> torch.Tensor:
 
 
 def own_network(stage: Stage, network: int) -> torch.Tensor:
-    side = stage.method._side(stage.batch, stage.method._distinct(stage.batch), told_by=1 - network)
-    return stage.method.labels(stage.method._views(stage.batch)[::-1], network, side)
+    split = stage.method._split(stage.batch, stage.method._distinct(stage.batch), by=1 - network)
+    return stage.method.labels(stage.method._predict(stage.batch)[::-1], network, split)
 
 
-def no_least_label(stage: Stage, network: int) -> torch.Tensor:
-    stage.method.least_label = 0.0
+def no_min_label(stage: Stage, network: int) -> torch.Tensor:
+    stage.method.min_label = 0.0
     return found_labels(stage, network)
 
 
@@ -111,7 +108,7 @@ def images_and_texts_mixed_up(stage: Stage, network: int) -> torch.Tensor:
     return found_labels(stage, network)
 
 
-TWINS = [misassigned, own_network, no_least_label, images_and_texts_mixed_up]
+TWINS = [misassigned, own_network, no_min_label, images_and_texts_mixed_up]
 
 
 @pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.__name__)
@@ -149,7 +146,7 @@ def consistency_to(images: torch.Tensor, texts: torch.Tensor, anchors: list[int]
 
 
 @pytest.mark.parametrize("anchors", [[], [5], [7, 2], [9, 3, 1]], ids=str)
-def test_empty_places_are_nobodys_nearest_anchor(anchors: list[int]) -> None:
+def test_empty_slots_are_no_nearest_anchor(anchors: list[int]) -> None:
     generator = torch.Generator().manual_seed(3)
     images, texts = (
         torch.nn.functional.normalize(torch.randn(12, 4, generator=generator, dtype=torch.float64), dim=1)
@@ -173,10 +170,8 @@ def test_whole_vectors_are_means_of_what_is_present_or_the_global_vector() -> No
     local = torch.tensor([[[3.0, 0.0], [0.0, 4.0], [9.0, 9.0]]])
     mask = torch.tensor([[True, True, False]])
     # The mean of (3, 0) and (0, 4) points along (3, 4) / 5.
-    torch.testing.assert_close(whole_vectors(Encoded(local=local, mask=mask)), torch.tensor([[0.6, 0.8]]))
-    torch.testing.assert_close(
-        whole_vectors(Encoded(pooled=torch.tensor([[6.0, 8.0]]))), torch.tensor([[0.6, 0.8]])
-    )
+    torch.testing.assert_close(pooled_vectors(Encoded(local=local, mask=mask)), torch.tensor([[0.6, 0.8]]))
+    torch.testing.assert_close(pooled_vectors(Encoded(pooled=torch.tensor([[6.0, 8.0]]))), torch.tensor([[0.6, 0.8]]))
 
 
 def test_the_warm_up_learns_from_the_pairs_of_smallest_loss_alone() -> None:
@@ -189,6 +184,6 @@ def test_the_warm_up_learns_from_the_pairs_of_smallest_loss_alone() -> None:
     assert stage.total(warmup=True).item() == pytest.approx(expected, rel=1e-10)
 
 
-def test_a_misspelt_option_is_told() -> None:
+def test_a_misspelt_option_is_an_error() -> None:
     with pytest.raises(UserError, match=r"did you mean 'method\.margin'"):
         build_method("bicro", margn=0.1)

@@ -11,11 +11,11 @@ import torch
 from oracles import decl as oracle
 from sremkit.data import Batches, make_noise
 from sremkit.data.batch import Batch
-from sremkit.methods import Surroundings, build_method
+from sremkit.methods import TrainingContext, build_method
 from sremkit.methods.decl import DECL
 from training import tiny
 
-BELIEVED = [True, False, True, True, False, True]
+CLEAN = [True, False, True, True, False, True]
 
 
 class Fixed:
@@ -34,34 +34,35 @@ def six() -> tuple[Batch, torch.Tensor]:
     return batch, torch.randn(6, 6, generator=torch.Generator().manual_seed(1))
 
 
-def decl_that_believes(believed: list[bool], **options: float) -> DECL:
+def decl_with_clean(clean: list[bool], **options: float) -> DECL:
     method = build_method("decl", **options)
-    method.believed = torch.tensor(believed)
+    method.clean = torch.tensor(clean)
     return method
 
 
 @pytest.mark.parametrize("warmup", [True, False])
 def test_the_total_matches_the_oracle(warmup: bool) -> None:
     options = {"temperature": 0.2, "kl_weight": 0.3, "ranking_weight": 0.7, "margin": 0.25}
-    method = decl_that_believes(BELIEVED, hardness_start=3, hardness_decay=0.5, hardness_end=1, **options)
+    method = decl_with_clean(CLEAN, hardness_start=3, hardness_decay=0.5, hardness_end=1, **options)
     batch, logits = six()
     for num_hardest in (3, 2, 2, 1, 1, 1):  # floor(3 - k / 2), at least 1
-        believed = [True] * 6 if warmup else BELIEVED
-        expected = oracle.total(logits.double().tolist(), believed, num_hardest=num_hardest, **options)
+        clean = [True] * 6 if warmup else CLEAN
+        expected = oracle.total(logits.double().tolist(), clean, num_hardest=num_hardest, **options)
         loss = method.loss(Fixed(logits), batch, warmup=warmup)
         # float32 logits and tanh, so seven digits before the exponential
         assert loss.total.item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_hinges_of_pairs_not_believed_do_not_count() -> None:
+def test_the_hinges_of_noisy_pairs_do_not_count() -> None:
     batch, logits = six()
-    some, nobody = (
-        decl_that_believes(b, kl_weight=0.0, ranking_weight=1e6).loss(Fixed(logits), batch, warmup=False)
-        for b in (BELIEVED, [False] * 6)
+    some, none = (
+        decl_with_clean(b, kl_weight=0.0, ranking_weight=1e6).loss(Fixed(logits), batch, warmup=False)
+        for b in (CLEAN, [False] * 6)
     )
     assert some.parts["ranking"] > 0
-    assert nobody.parts["ranking"] == 0
-    assert some.parts["believed"].item() == pytest.approx(4 / 6)
+    assert none.parts["ranking"] == 0
+    assert some.report.clean.tolist() == CLEAN
+    assert none.report.clean.tolist() == [False] * 6
 
 
 def test_hardness_grows_with_every_update_down_to_its_end() -> None:
@@ -74,7 +75,7 @@ def test_hardness_grows_with_every_update_down_to_its_end() -> None:
     assert at == {0: 128, 1: 127, 40: 127, 41: 126, 4919: 5, 4920: 5, 100_000: 5}
     method.updates.zero_()
     batch, logits = six()
-    method.believed = torch.tensor(BELIEVED)
+    method.clean = torch.tensor(CLEAN)
     method.loss(Fixed(logits), batch, warmup=True)
     method.loss(Fixed(logits), batch, warmup=False)
     assert int(method.updates) == 2  # the warm-up counts
@@ -90,7 +91,7 @@ def test_the_number_of_hardest_is_the_formulas_at_every_update(decay: float) -> 
 
 def test_a_checkpoint_holds_the_updates_as_a_number_that_no_later_step_changes() -> None:
     batch, logits = six()
-    method, other = decl_that_believes(BELIEVED), decl_that_believes([True] * 6)
+    method, other = decl_with_clean(CLEAN), decl_with_clean([True] * 6)
     method.loss(Fixed(logits), batch, warmup=False)
     state = method.state_dict()
     assert (state["updates"].dtype, state["updates"].shape) == (torch.int64, ())
@@ -111,15 +112,15 @@ def test_the_warm_up_divides_nothing_and_later_epochs_in_evaluation_mode_without
     method, matcher = trainer.method, trainer.matcher
     seen = []
     matcher.register_forward_hook(lambda *_: seen.append((matcher.training, torch.is_grad_enabled())))
-    method.start(trainer.surroundings())
+    method.start(trainer.context())
     matcher.train()
     method.begin_epoch(0, warmup=True)
-    assert method.believed.all()
+    assert method.clean.all()
     assert seen == []
     method.begin_epoch(2, warmup=False)
     assert set(seen) == {(False, False)}
     assert matcher.training
-    assert 0 < method.believed.float().mean() < 1
+    assert 0 < method.clean.float().mean() < 1
 
 
 def test_the_division_finds_planted_noise_and_goes_round_every_pair() -> None:
@@ -131,20 +132,18 @@ def test_the_division_finds_planted_noise_and_goes_round_every_pair() -> None:
         method="decl", pairs=clean, epochs=4, decay_after=4, learning_rate=1e-2, method_options=options
     )
     trainer.run()
-    believed = trainer.method.believed
-    for everybody_before in (False, True):
-        believed[:] = everybody_before
+    clean = trainer.method.clean
+    for all_before in (False, True):
+        clean[:] = all_before
         trainer.method.begin_epoch(9, warmup=False)
-        assert believed[~is_noisy].float().mean() > 0.8
-        assert believed[is_noisy].float().mean() < 0.05
+        assert clean[~is_noisy].float().mean() > 0.8
+        assert clean[is_noisy].float().mean() < 0.05
 
 
 def test_logits_can_be_the_similarity() -> None:
     batch, logits = six()
-    by_tanh = decl_that_believes(BELIEVED).loss(Fixed(logits), batch, warmup=False)
-    by_logit = decl_that_believes(BELIEVED, similarity="logit").loss(
-        Fixed(logits.tanh()), batch, warmup=False
-    )
+    by_tanh = decl_with_clean(CLEAN).loss(Fixed(logits), batch, warmup=False)
+    by_logit = decl_with_clean(CLEAN, similarity="logit").loss(Fixed(logits.tanh()), batch, warmup=False)
     assert by_logit.total == by_tanh.total
 
 
@@ -152,7 +151,7 @@ def test_logits_can_be_the_similarity() -> None:
 def test_another_caption_of_the_same_image_does_not_win_against_a_pair(masked: bool) -> None:
     """Pairs 0 and 1 share their image, which likes text 1 better than text 0."""
 
-    class Told(torch.nn.Module):
+    class FixedNetwork(torch.nn.Module):
         def forward(self, batch: Batch) -> torch.Tensor:
             logits = torch.eye(6)
             logits[0, 1] = logits[1, 0] = 2.0
@@ -161,6 +160,6 @@ def test_another_caption_of_the_same_image_does_not_win_against_a_pair(masked: b
     image_id = torch.tensor([0, 0, 1, 2, 3, 4])
     whole = Batch(pair_id=torch.arange(6), image_id=image_id)
     method = build_method("decl", similarity="logit", mask_repeated_images=masked)
-    method.start(Surroundings(6, torch.device("cpu"), Told(), lambda round_: iter([whole])))
+    method.start(TrainingContext(6, torch.device("cpu"), FixedNetwork(), lambda round_: iter([whole])))
     method.begin_epoch(1, warmup=False)
-    assert method.believed.tolist() == [masked, masked, True, True, True, True]
+    assert method.clean.tolist() == [masked, masked, True, True, True, True]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from oracles import triplet as oracle
-from oracles.ranking import sigmoid
+from oracles.weighting import sigmoid
 from sremkit.data import Batches
 from sremkit.methods import build_method
 from training import tiny
@@ -40,7 +40,7 @@ def test_the_total_is_the_sum_over_pairs(name: str, similarity: str, warmup: boo
 
 
 @pytest.mark.parametrize("name", ["hinge", "hinge-mean"])
-def test_two_captions_of_one_image_are_nobodys_negatives_unless_asked(name: str) -> None:
+def test_captions_of_one_image_are_masked_by_default(name: str) -> None:
     pairs = [0, 1, 4, 6]  # pairs 0 and 1 share their image
     high = logits(4)
     high[0, 1] = high[1, 0] = 9.0

@@ -1,4 +1,4 @@
-"""Plain contrastive training as a method: the mean of both directions, and nobody is left out."""
+"""Plain contrastive training as a method: the mean of both directions, over all pairs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 from logit_cases import WORKED, random_logits
 from methods.both_directions import APART, ROWS, SHARED, WRONGLY_JOINED, found, loss_of, slopes
-from oracles import rivals as oracle
+from oracles import contrastive as oracle
 from small_models import make_items, small_matcher
 from sremkit.methods import build_method
-from sremkit.objectives.infonce import infonce
+from sremkit.objectives.contrastive import infonce
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -11,12 +11,12 @@ import torch
 from oracles import mscn as oracle
 from sremkit.data import Batches, make_noise
 from sremkit.data.batch import Batch
-from sremkit.methods import Surroundings, build_method, mscn
-from sremkit.methods.mscn import MSCN, Judging, correction, random_pairs
+from sremkit.methods import TrainingContext, build_method, mscn
+from sremkit.methods.mscn import MSCN, MetaLoss, margin_factor, random_pairs
 from sremkit.objectives.triplet import triplet
 from training import tiny
 
-KEPT = torch.tensor(
+CLEAN = torch.tensor(
     [[True, True, False, True, True, False, True, True], [True, False, True, True, False, True, True, False]]
 )
 
@@ -32,7 +32,7 @@ class Fixed:
 
 
 class WithoutMeta(MSCN):
-    """Ranks what it is told, and leaves the meta-networks alone."""
+    """Ranks fixed logits without meta-steps."""
 
     def _meta_parameters(self):
         return iter(())
@@ -53,21 +53,19 @@ def eight() -> tuple[Batch, torch.Tensor]:
 
 def loss_of(logits: torch.Tensor, batch: Batch, **options: float) -> torch.Tensor:
     method = WithoutMeta(**options)
-    method.kept = KEPT
+    method.clean = CLEAN
     return method.loss(Fixed(logits), batch, warmup=False).total
 
 
 def expected_loss(logits: torch.Tensor, batch: Batch, margin: float = 0.2) -> float:
     image_id = batch.image_id.tolist()
-    return sum(oracle.ranking(logits[k].tolist(), KEPT[1 - k].tolist(), margin, image_id) for k in (0, 1))
+    return sum(oracle.ranking(logits[k].tolist(), CLEAN[1 - k].tolist(), margin, image_id) for k in (0, 1))
 
 
-def test_each_network_ranks_the_pairs_that_the_other_one_kept_with_their_own_margins() -> None:
+def test_each_network_ranks_the_pairs_that_the_other_one_selected_with_their_own_margins() -> None:
     batch, logits = eight()
     assert loss_of(logits, batch).item() == pytest.approx(expected_loss(logits, batch), rel=1e-10)
-    assert loss_of(logits, batch, margin=0.5).item() == pytest.approx(
-        expected_loss(logits, batch, 0.5), rel=1e-10
-    )
+    assert loss_of(logits, batch, margin=0.5).item() == pytest.approx(expected_loss(logits, batch, 0.5), rel=1e-10)
 
 
 def _own_selection(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -75,14 +73,14 @@ def _own_selection(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
 
 
 def _margins(logits: torch.Tensor) -> torch.Tensor:
-    return 0.2 * correction(logits.diagonal())
+    return 0.2 * margin_factor(logits.diagonal())
 
 
 def _columns_margins(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
     """What the public code does: a margin a_j stands in c_ij of image i too."""
     total = logits.new_zeros(())
     for k in (0, 1):
-        rows = KEPT[1 - k].nonzero().squeeze(1)
+        rows = CLEAN[1 - k].nonzero().squeeze(1)
         f = logits[k][rows][:, rows]
         s, a = f.sigmoid(), _margins(f)
         same = batch.image_id[rows][:, None] == batch.image_id[rows]
@@ -95,7 +93,7 @@ def _columns_margins(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
 def _all_as_negatives(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
     valid = (batch.image_id[:, None] != batch.image_id) | torch.eye(8, dtype=torch.bool)
     hinges = [
-        triplet(f.sigmoid(), margin=_margins(f), reduction="hardest", valid=valid)[KEPT[1 - k]].sum()
+        triplet(f.sigmoid(), margin=_margins(f), reduction="hardest", valid=valid)[CLEAN[1 - k]].sum()
         for k, f in enumerate(logits)
     ]
     return hinges[0] + hinges[1]
@@ -118,17 +116,15 @@ def test_wrong_twins_are_rejected(twin) -> None:
 
 
 def test_margins_are_constants_for_the_gradient() -> None:
-    """With a gradient a loss could be lowered by making a pair look doubtful."""
+    """With a gradient a loss could be lowered by lowering a pair's score."""
     batch, logits = eight()
     leaf = logits.clone().requires_grad_()
     loss_of(leaf, batch).backward()
     again = logits.clone().requires_grad_()
     total = again.new_zeros(())
     for k in (0, 1):
-        rows = KEPT[1 - k].nonzero().squeeze(1)
-        valid = (batch.image_id[rows][:, None] != batch.image_id[rows]) | torch.eye(
-            len(rows), dtype=torch.bool
-        )
+        rows = CLEAN[1 - k].nonzero().squeeze(1)
+        valid = (batch.image_id[rows][:, None] != batch.image_id[rows]) | torch.eye(len(rows), dtype=torch.bool)
         f = again[k][rows][:, rows]
         margin = _margins(logits[k][rows][:, rows])
         total = total + triplet(f.sigmoid(), margin=margin, reduction="hardest", valid=valid).sum()
@@ -139,17 +135,17 @@ def test_margins_are_constants_for_the_gradient() -> None:
 def test_the_corrected_margin_by_hand_and_by_the_formula() -> None:
     # p = 1/2: 1 / (1 + 1) = 1/2; p = 3/4: 1 / (1 + 3^-2) = 9/10; p = 1/4: 1 / (1 + 9) = 1/10.
     p = torch.tensor([0.5, 0.75, 0.25], dtype=torch.float64)
-    assert correction(p.logit()).tolist() == pytest.approx([0.5, 0.9, 0.1], rel=1e-12)
+    assert margin_factor(p.logit()).tolist() == pytest.approx([0.5, 0.9, 0.1], rel=1e-12)
     for value in (0.01, 0.3, 0.8, 0.999):
-        got = correction(torch.tensor(value, dtype=torch.float64).logit()).item()
+        got = margin_factor(torch.tensor(value, dtype=torch.float64).logit()).item()
         assert got == pytest.approx(oracle.soft_margin(value, 1.0), rel=1e-10)
-    assert correction(torch.tensor([-500.0, 500.0])).tolist() == [0.0, 1.0]  # where p rounds to 0 or 1
+    assert margin_factor(torch.tensor([-500.0, 500.0])).tolist() == [0.0, 1.0]  # where p rounds to 0 or 1
 
 
-def test_with_nobody_kept_there_is_no_loss_but_a_graph() -> None:
+def test_without_selected_pairs_the_loss_is_0_with_a_graph() -> None:
     batch, logits = eight()
     method = WithoutMeta()
-    method.kept = torch.zeros(2, 8, dtype=torch.bool)
+    method.clean = torch.zeros(2, 8, dtype=torch.bool)
     leaf = logits.clone().requires_grad_()
     total = method.loss(Fixed(leaf), batch, warmup=False).total
     total.backward()
@@ -160,7 +156,7 @@ def test_with_nobody_kept_there_is_no_loss_but_a_graph() -> None:
 def test_the_warm_up_ranks_every_pair_by_the_mean_hinge() -> None:
     batch, logits = eight()
     method = WithoutMeta(mask_repeated_images=False)
-    method.kept = KEPT
+    method.clean = CLEAN
     expected = sum(triplet(f.sigmoid(), margin=0.2, reduction="mean").sum() for f in logits)
     torch.testing.assert_close(method.loss(Fixed(logits), batch, warmup=True).total, expected)
 
@@ -177,19 +173,19 @@ def test_random_pairs_by_hand() -> None:
     assert random_pairs(scores[:1, :1], torch.tensor([5]))[1].tolist() == [False]
 
 
-def test_a_division_knows_wrong_pairs_by_all_neighbours_of_other_images(
+def test_mismatched_examples_are_all_neighbours_of_other_images(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trainer = tiny.tiny_trainer(method="mscn")
     method, matcher = trainer.method, trainer.matcher
-    method.start(trainer.surroundings())
+    method.start(trainer.context())
     seen = []
 
-    def note(given: torch.Tensor, *, right: torch.Tensor, wrong: torch.Tensor) -> torch.Tensor:
-        seen.append(wrong)
+    def note(given: torch.Tensor, *, matched: torch.Tensor, mismatched: torch.Tensor) -> torch.Tensor:
+        seen.append(mismatched)
         return torch.ones_like(given)
 
-    monkeypatch.setattr("sremkit.methods.mscn.probability_of_matching", note)
+    monkeypatch.setattr("sremkit.methods.mscn.seeded_match_probability", note)
     method.begin_epoch(5, warmup=False)
     matcher.eval()
     left_out = 0
@@ -206,27 +202,25 @@ def test_a_division_knows_wrong_pairs_by_all_neighbours_of_other_images(
     assert left_out > 0  # else the same would come of all neighbours
 
 
-def test_judging_by_hand() -> None:
+def test_meta_loss_by_hand() -> None:
     # Right pairs have the logit 0, wrong ones ln 3: (ln 2 + ln 2 + ln 4 + ln 4) / 4.
     batch = Batches(tiny.tiny_pairs(captions=1), batch_size=2).take(np.array([0, 1]))
-    judging = Judging(batch, batch)
+    meta_loss = MetaLoss(batch, batch)
     logits = torch.tensor([[0.0, math.log(3)], [math.log(3), 0.0]])
-    assert judging(Fixed(logits)).item() == pytest.approx(1.5 * math.log(2), rel=1e-6)
+    assert meta_loss(Fixed(logits)).item() == pytest.approx(1.5 * math.log(2), rel=1e-6)
     # Images 0, 0, 1: the first image with the second text is no wrong pair, whatever its logit.
     # (3 ln 2 + 2 ln 4) / 5.
     batch = Batches(tiny.tiny_pairs(captions=2), batch_size=3).take(np.array([0, 1, 2]))
     logits = torch.full((3, 3), math.log(3)).fill_diagonal_(0.0)
     logits[0, 1] = 50.0
-    assert Judging(batch, batch)(Fixed(logits)).item() == pytest.approx(1.4 * math.log(2), rel=1e-6)
+    assert MetaLoss(batch, batch)(Fixed(logits)).item() == pytest.approx(1.4 * math.log(2), rel=1e-6)
 
 
 def test_without_trusted_pairs_it_does_not_start() -> None:
     trainer = tiny.tiny_trainer(method="mscn")
-    given = trainer.surroundings()
-    with pytest.raises(ValueError, match="MSCN learns from trusted pairs"):
-        build_method("mscn").start(
-            Surroundings(given.num_pairs, given.device, given.matcher, given.every_pair)
-        )
+    given = trainer.context()
+    with pytest.raises(ValueError, match="MSCN needs trusted pairs"):
+        build_method("mscn").start(TrainingContext(given.num_pairs, given.device, given.matcher, given.scan_pairs))
     with pytest.raises(ValueError, match="meta_batch must be at least 2"):
         build_method("mscn", meta_batch=1)
     with pytest.raises(ValueError, match="meta_interval must be at least 1, got 0"):
@@ -242,23 +236,23 @@ def test_the_meta_network_is_moved_by_trusted_pairs_alone_once_the_warm_up_is_ov
     """A meta-rate of 0 switches its own optimiser off; what then still moved it would be the training's."""
     for rate in (0.0, 1e-3):
         trainer = tiny.tiny_trainer(method="mscn", method_options={"meta_rate": rate})
-        trainer.method.start(trainer.surroundings())
+        trainer.method.start(trainer.context())
         batch = trainer.batches.take(np.arange(0, 96, 6))
         start = meta_weights(trainer)
         trainer._update(batch)
         warm = meta_weights(trainer)
         assert all(not torch.equal(start[key], warm[key]) for key in start if "weight" in key)
         trainer.position.epoch = trainer.settings.warmup_epochs
-        backbone = trainer.matcher.first.backbone.image_tower.layers[1].weight.clone()
+        backbone = trainer.matcher.networks()[0].backbone.image_tower.layers[1].weight.clone()
         trainer._update(batch)
         after = meta_weights(trainer)
-        assert not torch.equal(backbone, trainer.matcher.first.backbone.image_tower.layers[1].weight)
+        assert not torch.equal(backbone, trainer.matcher.networks()[0].backbone.image_tower.layers[1].weight)
         assert all(torch.equal(warm[key], after[key]) == (rate == 0) for key in warm)
 
 
 def test_a_meta_interval_of_three_makes_every_third_update_a_meta_step() -> None:
     trainer = tiny.tiny_trainer(method="mscn", method_options={"meta_interval": 3})
-    trainer.method.start(trainer.surroundings())
+    trainer.method.start(trainer.context())
     trainer.position.epoch = trainer.settings.warmup_epochs
     batch = trainer.batches.take(np.arange(0, 96, 6))
     moved = []
@@ -279,7 +273,7 @@ def test_adam_s_memory_and_both_selections_are_in_its_state() -> None:
     trainer = tiny.tiny_trainer(method="mscn", epochs=1)
     trainer.run()
     state = trainer.method.state_dict()
-    assert state["kept"].shape == (2, 96)
+    assert state["clean"].shape == (2, 96)
     # four tensors of a meta-network, two networks, three memories each
     assert sum(name.startswith("adam/") for name in state) == 4 * 2 * 3
 
@@ -291,34 +285,34 @@ def test_the_two_selections_find_planted_noise() -> None:
         method="mscn", pairs=clean, epochs=2, warmup_epochs=6, decay_after=8, learning_rate=1e-2
     )
     trainer.run()
-    for kept in trainer.method.kept:
+    for kept in trainer.method.clean:
         assert kept[~is_noisy].float().mean() > 0.6
         assert kept[is_noisy].float().mean() < 0.3
-    assert not torch.equal(*trainer.method.kept)
+    assert not torch.equal(*trainer.method.clean)
 
 
-def test_the_virtual_step_of_each_network_learns_from_what_the_other_one_kept(
+def test_the_virtual_step_of_each_network_learns_from_what_the_other_one_selected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As the real step does; a network that is judged by a step on its own selection confirms itself."""
+    """As the real step does; a step on its own selection would confirm itself."""
     batch, logits = eight()
     trainer = tiny.tiny_trainer(method="mscn")
     method = trainer.method
-    method.start(trainer.surroundings())
-    method.kept[:, :8] = KEPT
+    method.start(trainer.context())
+    method.clean[:, :8] = CLEAN
     seen: list[float] = []
     networks = trainer.matcher.networks()
     gradients = mscn.meta_gradients
 
-    def spied(network, ranking, judging, **options):
+    def spied(network, ranking, meta_loss, **options):
         seen.append(ranking(Fixed(logits[networks.index(network)])).item())
-        return gradients(network, ranking, judging, **options)
+        return gradients(network, ranking, meta_loss, **options)
 
     monkeypatch.setattr(mscn, "meta_gradients", spied)
     method._meta_step(batch)
     image_id = batch.image_id.tolist()
     by_the_other, by_itself = (
-        [oracle.ranking(logits[k].tolist(), KEPT[told_by].tolist(), 0.2, image_id) for k, told_by in turns]
+        [oracle.ranking(logits[k].tolist(), CLEAN[by].tolist(), 0.2, image_id) for k, by in turns]
         for turns in (((0, 1), (1, 0)), ((0, 0), (1, 1)))
     )
     assert seen == pytest.approx(by_the_other, rel=1e-10)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from sremkit.config.recipes import load_recipe
 from sremkit.methods import build_method
-from sremkit.methods.known_heaps import probability_of_matching
-from sremkit.recipes import load_recipe
+from sremkit.methods.common.mixtures import seeded_match_probability
 
 
 def kept_of_wrong_and_right(scale: float) -> tuple[float, float]:
@@ -20,7 +20,7 @@ def kept_of_wrong_and_right(scale: float) -> tuple[float, float]:
         torch.from_numpy(scale * logits).sigmoid()
         for logits in (np.concatenate([wrong, right]), known_right, known_wrong)
     )
-    kept = probability_of_matching(given, right=known_right, wrong=known_wrong) > 0.5
+    kept = seeded_match_probability(given, matched=known_right, mismatched=known_wrong) > 0.5
     return float(kept[:600].double().mean()), float(kept[600:].double().mean())
 
 

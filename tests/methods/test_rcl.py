@@ -1,4 +1,4 @@
-"""RCL as a method: the sum of both directions, in each form; two captions of one image are nobody's negatives."""
+"""RCL: the sum of both directions, in each form; captions of the same image are masked."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from methods.both_directions import (
     loss_of,
     slopes,
 )
-from oracles import rivals as oracle
-from oracles.ranking import sigmoid
+from oracles import contrastive as oracle
+from oracles.weighting import sigmoid
 from small_models import make_items, small_matcher
 from sremkit.methods import build_method
 from sremkit.objectives.rcl import rcl
@@ -49,9 +49,7 @@ def expected_from(
 @pytest.mark.parametrize("similarity", ["sigmoid", "logit"])
 @pytest.mark.parametrize("images", [APART, SHARED], ids=["six images", "three images"])
 @pytest.mark.parametrize("masked", [True, False])
-def test_the_loss_is_the_sum_of_both_directions(
-    form: str, similarity: str, images: list[int], masked: bool
-) -> None:
+def test_the_loss_is_the_sum_of_both_directions(form: str, similarity: str, images: list[int], masked: bool) -> None:
     options = {"similarity": similarity, "temperature": 0.3, "form": form, "power": 0.7}
     method = build_method("rcl", mask_repeated_images=masked, **options)
     expected = expected_from(RANDOM, images if masked else None, **options)
@@ -128,7 +126,7 @@ TWINS = {
     "mean for sum of the negatives": lambda f: joined(*(x / NEGATIVES for x in directions(f))),
     "sum for mean of the pairs": lambda f: joined(*(x * ROWS for x in directions(f))),
     "transposed": lambda f: joined(*directions(f.T)),
-    "nobody masked": lambda f: joined(*directions(f, masks=(False, False))),
+    "nothing masked": lambda f: joined(*directions(f, masks=(False, False))),
     "masked for images only": lambda f: joined(*directions(f, masks=(True, False))),
     "masked for texts only": lambda f: joined(*directions(f, masks=(False, True))),
     "sigmoid for logit": lambda f: joined(*directions(f.sigmoid())),
@@ -153,9 +151,7 @@ def with_between(*between: float) -> torch.Tensor:
 
 @pytest.mark.parametrize("similarity", ["sigmoid", "logit"])
 @pytest.mark.parametrize("changed", [(4.0, -4.0), (-4.0, 4.0)])
-def test_two_captions_of_one_image_are_nobodys_negatives_unless_asked(
-    similarity: str, changed: tuple[float, float]
-) -> None:
+def test_captions_of_one_image_are_masked_by_default(similarity: str, changed: tuple[float, float]) -> None:
     def total(logits: torch.Tensor, images: list[int], **options: object) -> float:
         return loss_of(build_method("rcl", **options), logits, images).total.item()
 

@@ -1,4 +1,4 @@
-"""Texts without an image that fits find one: the search, and SREM-plus with it."""
+"""Re-matching: the search for the best images, and SREM-plus with it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 
 from sremkit.data import Batches, make_noise
 from sremkit.methods import build_method
-from sremkit.methods.rematching import find_partners
+from sremkit.methods.srem_plus import best_images
 from sremkit.models import Encoded, Matcher
+from sremkit.training.diagnostics import StoppedError
 from sremkit.training.run_folder import RunFolder
-from sremkit.training.trouble import StoppedError
 from training import tiny
 from training.test_resume import StopAfter, assert_same
 
@@ -29,31 +29,27 @@ class Products(Matcher):
         return images.whole() @ texts.whole().T
 
 
-@pytest.mark.parametrize("texts_at_once", [1, 7, 100])
-@pytest.mark.parametrize("among", [1, 3, 40])
-def test_partners_are_those_of_the_whole_matrix(among: int, texts_at_once: int) -> None:
+@pytest.mark.parametrize("text_chunk", [1, 7, 100])
+@pytest.mark.parametrize("top_k", [1, 3, 40])
+def test_best_images_are_those_of_the_whole_matrix(top_k: int, text_chunk: int) -> None:
     generator = torch.Generator().manual_seed(0)
     images, texts = torch.randn(11, 4, generator=generator), torch.randn(30, 4, generator=generator)
-    found = find_partners(
-        Products(), Encoded(pooled=images), Encoded(pooled=texts), among=among, texts_at_once=texts_at_once
-    )
+    found = best_images(Products(), Encoded(pooled=images), Encoded(pooled=texts), top_k=top_k, text_chunk=text_chunk)
     scores = images @ texts.T
     for text in range(30):
         image = max(range(11), key=lambda i, text=text: float(scores[i, text]))
         better = sum(float(scores[image, other]) > float(scores[image, text]) for other in range(30))
         assert int(found.image[text]) == image
-        assert bool(found.is_mutual[text]) == (better < among)
+        assert bool(found.is_mutual[text]) == (better < top_k)
 
 
 def test_a_rematched_text_comes_with_its_new_image_and_weight_and_is_not_remembered() -> None:
-    trainer = tiny.tiny_trainer(
-        method="srem-plus", method_options={"rematch_among": 200, "rematch_weight": 0.25}
-    )
+    trainer = tiny.tiny_trainer(method="srem-plus", method_options={"rematch_top_k": 200, "rematch_weight": 0.25})
     method = trainer.method
-    method.start(trainer.surroundings())
+    method.start(trainer.context())
     given = torch.from_numpy(trainer.batches.pairs.image_of_text.copy())
-    method.belief[:] = 1.0
-    method.belief[5] = method.belief[9] = 0.1
+    method.clean_prob[:] = 1.0
+    method.clean_prob[5] = method.clean_prob[9] = 0.1
     method.begin_epoch(0, warmup=True)
     assert not method.rematched.any()  # never in the warm-up
     method.begin_epoch(2, warmup=False)
@@ -64,42 +60,41 @@ def test_a_rematched_text_comes_with_its_new_image_and_weight_and_is_not_remembe
     assert (now != given).nonzero().flatten().tolist() == moved
     batch = trainer.batches.take(np.array([moved[0], 20, 40]))
     assert int(batch.image_id[0]) == int(now[moved[0]])
-    loss = method.loss(trainer.step.scorer, batch, warmup=False)
-    assert loss.parts["belief"].item() == pytest.approx((0.25 + 1 + 1) / 3)
+    loss = method.loss(trainer.step.forward, batch, warmup=False)
+    assert loss.report.weight.tolist() == pytest.approx([0.25, 1, 1])
+    assert loss.report.clean.all()
     assert method.memory[moved[0]].isnan()
     assert not method.memory[20].isnan()
 
 
 def test_in_turns_a_text_keeps_what_it_found_until_it_looks_again() -> None:
-    trainer = tiny.tiny_trainer(method="srem-plus", method_options={"rematch_among": 400, "rematch_turns": 2})
+    trainer = tiny.tiny_trainer(method="srem-plus", method_options={"rematch_top_k": 400, "rematch_every": 2})
     method = trainer.method
-    method.start(trainer.surroundings())
+    method.start(trainer.context())
     given = torch.from_numpy(trainer.batches.pairs.image_of_text.copy())
-    method.belief[:] = 0.1  # every text looks for its image, and may have any
+    method.clean_prob[:] = 0.1  # every text is re-matched
     texts_of = []
     encode = method.pairing.encode
-    method.pairing = method.pairing._replace(
-        encode=lambda texts: texts_of.append(texts.tolist()) or encode(texts)
-    )
+    method.pairing = method.pairing._replace(encode=lambda texts: texts_of.append(texts.tolist()) or encode(texts))
     method.begin_epoch(2, warmup=False)
     first = method.image_of_text.clone()
     assert set(texts_of[0]) == set(range(0, len(given), 2))
     assert torch.equal(first[1::2], given[1::2])
     assert (first[::2] != given[::2]).any()
-    method.belief[0] = 1.0  # believed again, as it was given
+    method.clean_prob[0] = 1.0  # clean again, with the image as given
     method.begin_epoch(3, warmup=False)
     second = method.image_of_text
     assert set(texts_of[1]) == set(range(1, len(given), 2))
     assert int(second[0]) == int(given[0])
     assert torch.equal(second[2::2], first[2::2])
     assert (second[1::2] != given[1::2]).any()
-    with pytest.raises(ValueError, match="rematch_turns must be at least 1"):
-        build_method("srem-plus", rematch_turns=0)
+    with pytest.raises(ValueError, match="rematch_every must be at least 1"):
+        build_method("srem-plus", rematch_every=0)
 
 
 def test_a_stopped_run_goes_on_with_its_rematched_texts(tmp_path: Path) -> None:
-    chosen = {"rematch_among": 5, "rematch_turns": 2, "least_separation": 0.0}
-    options = {"method": "srem-plus", "method_options": chosen, "average": 0.9, "epochs": 3}
+    chosen = {"rematch_top_k": 5, "rematch_every": 2, "min_separation": 0.0}
+    options = {"method": "srem-plus", "method_options": chosen, "ema_decay": 0.9, "epochs": 3}
     options |= {"pairs": tiny.tiny_pairs(num_images=100)}  # 13 batches an epoch
     whole = RunFolder.create(tmp_path / "whole", config="")
     trainer = tiny.tiny_trainer(whole, **options)
@@ -117,7 +112,7 @@ def test_most_rematched_texts_find_their_true_image_on_an_easy_task() -> None:
     noise = make_noise(clean.image_of_text, rate=0.3, seed=1)
     trainer = tiny.tiny_trainer(
         method="srem-plus", pairs=clean, epochs=12, decay_after=12, learning_rate=1e-2,
-        method_options={"rematch_among": 1},
+        method_options={"rematch_top_k": 1},
     )  # fmt: skip
     trainer.run()
     rematched = trainer.method.rematched.numpy()
@@ -135,4 +130,4 @@ def test_batches_with_other_images_leave_the_first_ones_alone() -> None:
     assert other.take(rows).image_id.tolist() == np.roll(pairs.image_of_text, 2)[:4].tolist()
     assert batches.take(rows).image_id.tolist() == pairs.image_of_text[:4].tolist()
     assert torch.equal(other.take(rows).sentences, batches.take(rows).sentences)
-    assert build_method("srem-plus").rematch_among == 0
+    assert build_method("srem-plus").rematch_top_k == 0

@@ -1,4 +1,4 @@
-"""The checks of recordable methods themselves: they find every kind of step that a recording would get wrong."""
+"""The checks of methods that support CUDA graphs: they find every kind of step that a graph would get wrong."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from methods.replaying import (
     started,
 )
 from sremkit.data.batch import Batch
-from sremkit.methods import Method, Scorer, Surroundings
+from sremkit.methods import Forward, Method, TrainingContext
 from sremkit.objectives import Loss
 
 
 class Wrong(Method):
-    """A method whose step does what a recording cannot see."""
+    """A method whose step does what a graph cannot see."""
 
     def __init__(self, spoil: Callable[[Wrong, Tensor], Tensor]) -> None:
         self.spoil = spoil
         self.steps = 0
         self.memory = torch.zeros(())
 
-    def start(self, surroundings: Surroundings) -> None:
+    def start(self, surroundings: TrainingContext) -> None:
         self.memory = torch.zeros((), device=surroundings.device)
 
-    def loss(self, matcher: Scorer, batch: Batch, *, warmup: bool) -> Loss:
+    def loss(self, matcher: Forward, batch: Batch, *, warmup: bool) -> Loss:
         logits = matcher(batch)
         self.steps += 1
         return Loss(total=self.spoil(self, logits) + logits.square().sum(), parts={})

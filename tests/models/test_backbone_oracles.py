@@ -14,13 +14,12 @@ from oracles import dual, imram, scan, sgraf, vse_infty, vsrn
 from small_models import Items, make_items, small_matcher, some_loss, weights_of
 
 # Forward and gradients agree to rounding in float64. Entries of a gradient that cancel to almost nothing have
-# no correct digits in either version, so they are held to the size of the largest entry of their parameter.
+# no correct digits in either version, so their tolerance is relative to the largest entry of their parameter.
 RTOL, GRADIENT_ATOL = 1e-9, 1e-12
 
 
 def oracle_scan(w: dict, items: Items, o: dict, *, training: bool) -> tuple[Tensor, dict]:
-    words_ask = o.pop("words_ask")
-    return scan.logits(w, items.images, items.captions, words_ask=words_ask, **o), {}
+    return scan.logits(w, items.images, items.captions, **o), {}
 
 
 def oracle_imram(w: dict, items: Items, o: dict, *, training: bool) -> tuple[Tensor, dict]:
@@ -65,16 +64,16 @@ class Case:
     backbone: str
     oracle: Callable[..., tuple[Tensor, dict]]
     options: dict[str, Any]
-    told: dict[str, Any]  # what the oracle must be told beside the options
+    oracle_options: dict[str, Any]  # in addition to the options
 
 
 def scan_case(backbone: str, aggregation: str, attention_scale: float, aggregation_scale: float) -> Case:
-    told = {
-        "words_ask": backbone == "scan-t2i",
+    oracle_options = {
+        "t2i": backbone == "scan-t2i",
         "attention_scale": attention_scale,
         "aggregation_scale": aggregation_scale,
     }
-    return Case(backbone, oracle_scan, {"aggregation": aggregation}, told)
+    return Case(backbone, oracle_scan, {"aggregation": aggregation}, oracle_options)
 
 
 CASES = {
@@ -83,9 +82,7 @@ CASES = {
     "scan-i2t-logsumexp": scan_case("scan-i2t", "logsumexp", 4.0, 5.0),
     "scan-i2t-mean": scan_case("scan-i2t", "mean", 4.0, 5.0),
     "imram-full": Case("imram", oracle_imram, {}, {}),
-    "imram-text": Case(
-        "imram", oracle_imram, {"direction": "text", "num_steps": 2, "attention_scale": 11.0}, {}
-    ),
+    "imram-text": Case("imram", oracle_imram, {"direction": "text", "num_steps": 2, "attention_scale": 11.0}, {}),
     "imram-image-one-step": Case("imram", oracle_imram, {"direction": "image", "num_steps": 1}, {}),
     "imram-unit-memory": Case("imram", oracle_imram, {"unit_memory": True, "recompute": False}, {}),
     "sgr": Case("sgr", oracle_node("sgr"), {}, {}),
@@ -108,20 +105,16 @@ def assert_gradients_match(matcher: torch.nn.Module, ours: Tensor, oracles: Tens
         a = torch.zeros_like(named[name]) if a is None else a
         e = torch.zeros_like(named[name]) if e is None else e
         scale = max(1.0, float(e.abs().max()))
-        torch.testing.assert_close(
-            a, e, rtol=RTOL, atol=GRADIENT_ATOL * scale, msg=lambda m, n=name: f"{n}: {m}"
-        )
+        torch.testing.assert_close(a, e, rtol=RTOL, atol=GRADIENT_ATOL * scale, msg=lambda m, n=name: f"{n}: {m}")
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_backbone_equals_its_loops_in_logits_gradients_and_running_estimates(
-    case: Case, training: bool
-) -> None:
+def test_backbone_equals_its_oracle_in_logits_gradients_and_running_estimates(case: Case, training: bool) -> None:
     items = make_items()
     matcher = small_matcher(case.backbone, **case.options).train(training)
     expected, norms = case.oracle(
-        weights_of(matcher), items, {**case.options, **case.told}, training=training
+        weights_of(matcher), items, {**case.options, **case.oracle_options}, training=training
     )
     logits = matcher(items.batch())  # after the oracle: it moves the running estimates
     torch.testing.assert_close(logits, expected, rtol=RTOL, atol=1e-13)
@@ -142,7 +135,7 @@ def test_running_estimates_are_compared_and_do_move() -> None:
 
 
 @pytest.mark.parametrize("max_words", [60, 4])
-def test_captioning_loss_equals_its_loops(max_words: int) -> None:
+def test_captioning_loss_equals_its_oracle(max_words: int) -> None:
     items = make_items()
     matcher = small_matcher("vsrn", caption_weight=0.7, max_caption_words=max_words).train()
     w = weights_of(matcher)
@@ -185,7 +178,7 @@ def _sgraf(kind: str):
 def _scan(w: dict, items: Items) -> Tensor:
     return scan.logits(
         w, items.images, items.captions,
-        words_ask=True, attention_scale=9.0, aggregation="logsumexp", aggregation_scale=6.0,
+        t2i=True, attention_scale=9.0, aggregation="logsumexp", aggregation_scale=6.0,
     )  # fmt: skip
 
 
@@ -210,7 +203,7 @@ def _other_norm() -> tuple[Tensor, Tensor]:
     return right_and_wrong("scan-t2i", scan, "attention", attention, _scan)
 
 
-@wrong_twin("SGR whose attended vector is not brought to unit length")
+@wrong_twin("SGR whose attended vector is not normalised")
 def _not_unit() -> tuple[Tensor, Tensor]:
     def nodes(w, regions, words, image_global, text_global_vector, attention_scale):
         rows = [sgraf.l2(sgraf.linear(w, "global_similarity", (image_global - text_global_vector) ** 2))]
@@ -231,7 +224,7 @@ def _whole_batch() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("twin", WRONG_TWINS.values(), ids=WRONG_TWINS.keys())
-def test_the_comparison_tells_a_wrong_twin(twin: Callable[[], tuple[Tensor, Tensor]]) -> None:
+def test_the_comparison_rejects_a_wrong_twin(twin: Callable[[], tuple[Tensor, Tensor]]) -> None:
     right, wrong = twin()
     with pytest.raises(AssertionError):
         torch.testing.assert_close(right, wrong, rtol=RTOL, atol=1e-13)

@@ -1,4 +1,4 @@
-"""Scoring all against all, building by name, and what is said when something is missing."""
+"""Scoring all against all, building by name, and the messages when something is missing."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ import torch
 from small_models import SMALL, make_items, small_matcher
 from sremkit.errors import DataError, UnknownNameError
 from sremkit.models import Encoded, Matcher, build_matcher
+from sremkit.models.layers.similarity_nodes import NodeMatcher
 from sremkit.models.matcher import block_of
-from sremkit.models.similarity_nodes import NodeMatcher
 
 
 def test_score_all_reports_its_progress_up_to_the_end() -> None:
-    matcher, batch, told = small_matcher("scan-t2i").eval(), make_items(5).batch(), []
+    matcher, batch, reported = small_matcher("scan-t2i").eval(), make_items(5).batch(), []
     images, texts = matcher.encode_images(batch), matcher.encode_texts(batch)
-    matcher.score_all(
-        images, texts, image_chunk=2, text_chunk=3, progress=lambda done, of: told.append((done, of))
-    )
+    matcher.score_all(images, texts, image_chunk=2, text_chunk=3, progress=lambda done, of: reported.append((done, of)))
     # Texts 3 + 2, each in image blocks of 2, 2, 1: 3·2, 3·4, 3·5, then 15 + 2·2, 15 + 2·4, 15 + 2·5
-    assert told == [(6, 25), (12, 25), (15, 25), (19, 25), (23, 25), (25, 25)]
+    assert reported == [(6, 25), (12, 25), (15, 25), (19, 25), (23, 25), (25, 25)]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +70,7 @@ def test_score_all_leaves_its_result_on_the_models_device_only_on_request() -> N
     scores = elsewhere.score_all(images, texts, on_device=True, **options)
     assert scores.device.type == "meta"
     assert scores.shape == (4, 5)
-    with pytest.raises(NotImplementedError, match="meta"):  # from there nothing comes to the processor
+    with pytest.raises(NotImplementedError, match="meta"):  # from there nothing comes to the CPU
         elsewhere.score_all(images, texts, **options)
     here = Products()
     assert torch.equal(here.score_all(images, texts, on_device=True), here.score_all(images, texts))
@@ -80,7 +78,7 @@ def test_score_all_leaves_its_result_on_the_models_device_only_on_request() -> N
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_scores_of_a_model_on_a_gpu_come_to_the_processor_unless_asked_not_to() -> None:
+def test_scores_of_a_model_on_a_gpu_are_moved_to_the_cpu_unless_on_device() -> None:
     matcher, images = Products().cuda(), Encoded(pooled=torch.ones(4, 3))
     assert matcher.score_all(images, images, on_device=True).is_cuda
     assert not matcher.score_all(images, images).is_cuda
@@ -89,14 +87,14 @@ def test_scores_of_a_model_on_a_gpu_come_to_the_processor_unless_asked_not_to() 
 def test_taken_items_lose_the_padding_that_none_of_them_needs() -> None:
     lengths = torch.tensor([1, 4, 0, 2])
     mask = torch.arange(5) < lengths.unsqueeze(1)
-    encoded = Encoded(torch.arange(40.0).view(4, 5, 2), mask, torch.arange(8.0).view(4, 2), most_parts=99)
+    encoded = Encoded(torch.arange(40.0).view(4, 5, 2), mask, torch.arange(8.0).view(4, 2), max_total_parts=99)
     rows = torch.tensor([3, 0])
     taken = encoded.take(rows, lengths[rows])
     assert taken.mask.tolist() == [[True, True], [True, False]]
     # Row 3 begins at 3 · 5 · 2 = 30, row 0 at 0.
     assert taken.local.tolist() == [[[30.0, 31.0], [32.0, 33.0]], [[0.0, 1.0], [2.0, 3.0]]]
     assert taken.pooled.tolist() == [[6.0, 7.0], [0.0, 1.0]]
-    assert taken.most_parts == 3  # words of these, not the bound for all
+    assert taken.max_total_parts == 3  # words of these, not the bound for all
     assert taken.local.is_contiguous()
 
 
@@ -104,15 +102,15 @@ def test_taking_a_text_without_words_keeps_a_column() -> None:
     encoded = Encoded(torch.zeros(2, 3, 2), torch.tensor([[True, True, True], [False, False, False]]))
     taken = encoded.take(torch.tensor([1]), torch.tensor([0]))
     assert taken.mask.tolist() == [[False]]
-    assert taken.most_parts == 0
+    assert taken.max_total_parts == 0
 
 
-def test_how_many_parts_there_are_at_most_is_known_of_some_items_too() -> None:
-    encoded = Encoded(torch.zeros(4, 5, 2), torch.ones(4, 5, dtype=torch.bool), most_parts=20)
-    assert encoded[1:3].most_parts == 10
-    assert replace(encoded, most_parts=7)[1:3].most_parts == 7
-    assert encoded[torch.tensor([0, 0, 1, 1, 2, 2])].most_parts == 30  # some come twice
-    assert replace(encoded, most_parts=None)[1:3].most_parts is None
+def test_the_bound_of_the_number_of_parts_is_kept_for_some_items() -> None:
+    encoded = Encoded(torch.zeros(4, 5, 2), torch.ones(4, 5, dtype=torch.bool), max_total_parts=20)
+    assert encoded[1:3].max_total_parts == 10
+    assert replace(encoded, max_total_parts=7)[1:3].max_total_parts == 7
+    assert encoded[torch.tensor([0, 0, 1, 1, 2, 2])].max_total_parts == 30  # some come twice
+    assert replace(encoded, max_total_parts=None)[1:3].max_total_parts is None
 
 
 def test_taking_from_items_without_parts_picks_rows() -> None:
@@ -121,18 +119,15 @@ def test_taking_from_items_without_parts_picks_rows() -> None:
     assert taken.mask is None
 
 
-@pytest.mark.parametrize("name", ["saf", "sgr", "sgraf", "twins"])
-def test_kernels_are_told_how_many_words_there_are(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Else they ask the device, and a step that waits for it cannot be recorded.
-    told = []
-    monkeypatch.setattr(
-        NodeMatcher, "packed_nodes", lambda self, images, texts: told.append(texts.most_parts)
-    )
-    member = small_matcher("sgr")
-    options = {"member": {"name": member.name, "options": member.options}}
-    matcher = build_matcher("twins", **options).double() if name == "twins" else small_matcher(name)
-    matcher(replace(make_items().batch(), most_words=77))
-    assert told == [77] * (1 if name in ("saf", "sgr") else 2)
+@pytest.mark.parametrize(("name", "networks"), [("saf", 1), ("sgr", 1), ("sgraf", 2), ("two-networks", 2)])
+def test_kernels_know_the_number_of_words(name: str, networks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Else the host waits for the device, and the step cannot be a CUDA graph.
+    bounds = []
+    monkeypatch.setattr(NodeMatcher, "_packed_words", lambda self, images, texts: bounds.append(texts.max_total_parts))
+    member = {"name": "sgr", "options": SMALL["sgr"]}
+    matcher = small_matcher(name) if name in SMALL else build_matcher(name, member=member).double()
+    matcher(replace(make_items().batch(), max_total_words=77))
+    assert bounds == [77] * networks
 
 
 def test_score_all_leaves_every_part_in_the_mode_it_found() -> None:
@@ -165,7 +160,7 @@ def test_score_all_restores_the_mode_also_when_a_comparison_fails() -> None:
     assert broken.training
 
 
-def test_nothing_to_score_is_said_in_a_sentence() -> None:
+def test_nothing_to_score_is_an_error_with_a_sentence() -> None:
     matcher = small_matcher("dual").eval()
     items = matcher.encode_images(make_items().batch())
     with pytest.raises(DataError, match="nothing to score: 0 images and 5 texts"):
@@ -183,7 +178,7 @@ def test_parameter_counts_are_the_published_ones(vocab_size: int) -> None:
     def count(name: str) -> int:
         with torch.device("meta"):
             matcher = build_matcher(name, vocab_size=vocab_size, image_dim=2048)
-        # Our scale and bias from similarity to logit are two numbers that SCAN does not have.
+        # The scale and bias from similarity to logit are two parameters that SCAN does not have.
         return sum(p.numel() for key, p in matcher.named_parameters() if not key.startswith("to_logit."))
 
     sgr, saf, scan = COUNTS[vocab_size]
@@ -191,7 +186,7 @@ def test_parameter_counts_are_the_published_ones(vocab_size: int) -> None:
     assert count("sgraf") == sgr + saf
 
 
-def test_the_two_numbers_of_the_learned_logit_are_scans_only_addition() -> None:
+def test_the_logit_scale_is_scans_only_addition() -> None:
     matcher = build_matcher("scan-t2i", **SMALL["scan-t2i"])
     own = {key: p.numel() for key, p in matcher.named_parameters() if key.startswith("to_logit.")}
     assert own == {"to_logit.log_scale": 1, "to_logit.bias": 1}
@@ -228,16 +223,14 @@ def test_a_wrong_value_is_refused_in_a_sentence(name: str, wrong: dict, sentence
         ("dual", "sentences", "holds no sentence vectors"),
     ],
 )
-def test_a_batch_that_lacks_something_says_what(name: str, field: str, sentence: str) -> None:
+def test_a_batch_that_lacks_something_is_refused_by_name(name: str, field: str, sentence: str) -> None:
     with pytest.raises(DataError, match=sentence):
         small_matcher(name)(replace(make_items().batch(), **{field: None}))
 
 
 def test_more_regions_than_built_for_say_how_to_build() -> None:
     batch = make_items(regions=(3, 8)).batch()
-    with pytest.raises(
-        DataError, match="8 regions, but the model is built for 7; build it with num_regions=8"
-    ):
+    with pytest.raises(DataError, match="8 regions, but the model is built for 7; build it with num_regions=8"):
         small_matcher("saf")(batch)
 
 
@@ -270,9 +263,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 @pytest.mark.alone
 @pytest.mark.parametrize("name", ["scan-t2i", "scan-i2t", "sgr", "saf", "imram"])
 def test_score_all_keeps_to_its_memory(name: str) -> None:
-    """All at once the affinities alone would be 300 · 300 · 36 · 20 numbers, 260 MB, several times over."""
-    run = subprocess.run(
-        [sys.executable, "-c", MEASURE.format(name=name)], capture_output=True, text=True, check=True
-    )
+    """In one block the affinities alone would be 300 · 300 · 36 · 20 numbers, 260 MB, several times over."""
+    run = subprocess.run([sys.executable, "-c", MEASURE.format(name=name)], capture_output=True, text=True, check=True)
     megabytes = int(run.stdout)
     assert megabytes < 150, f"{name} took {megabytes} MB more"

@@ -7,7 +7,7 @@ import torch
 
 from small_models import SMALL, make_items, small_matcher, some_loss
 from sremkit.models import build_matcher
-from sremkit.models.meta_scored import MetaNetwork, MetaScored
+from sremkit.models.wrappers.meta_scored import MetaNetwork, MetaScored
 
 NAMES = ["dual", "saf", "scan-t2i", "sgr", "vsrn"]
 
@@ -35,7 +35,7 @@ def test_it_scores_the_backbone_s_similarity_vectors(name: str) -> None:
     matcher, batch = meta_scored(name).eval(), make_items().batch(name)
     images, texts = matcher.encode_images(batch), matcher.encode_texts(batch)
     vectors = matcher.backbone.similarity_vectors(images, texts)
-    width = SMALL[name]["sim_dim"] if name in ("sgr", "saf") else 1
+    width = SMALL[name].get("sim_dim", 1)
     assert vectors.shape == (5, 5, width)
     assert matcher.backbone.similarity_width == width
     torch.testing.assert_close(matcher(batch), matcher.meta_network(vectors), rtol=0, atol=0)
@@ -58,14 +58,14 @@ def test_on_logits_it_starts_as_a_rising_line_of_moderate_slope() -> None:
         assert 6 < y[-1] - y[0] < 40
     torch.manual_seed(0)
     wide = MetaNetwork(2, 64)
-    assert not (wide.output.weight * wide.hidden.weight.sum(dim=1) >= 0).all()  # else the signs say nothing
+    assert not (wide.output.weight * wide.hidden.weight.sum(dim=1) >= 0).all()  # else the signs prove nothing
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_can_be_made_again_from_what_it_says_of_itself_also_as_one_of_twins(name: str) -> None:
+def test_it_can_be_rebuilt_from_its_name_and_options_also_as_one_of_two_networks(name: str) -> None:
     batch = make_items().batch(name)
     member = {"name": "meta-scored", "options": {"member": {"name": name, "options": SMALL[name]}}}
-    for matcher in (meta_scored(name, hidden_size=9), build_matcher("twins", member=member).double()):
+    for matcher in (meta_scored(name, hidden_size=9), build_matcher("two-networks", member=member).double()):
         again = build_matcher(matcher.name, **matcher.options).double()
         again.load_state_dict(matcher.state_dict())
         torch.testing.assert_close(again.eval()(batch), matcher.eval()(batch), rtol=0, atol=0)
@@ -77,8 +77,9 @@ def test_gradients_reach_backbone_and_network_and_extra_losses_come_through(name
     logits, losses = matcher.logits_and_losses(make_items().batch(name))
     (some_loss(logits) + sum(losses.values())).backward()
     assert bool(losses) == (name == "vsrn")
-    idle = {key for key, p in matcher.named_parameters() if p.grad is None}
-    assert idle == ({"backbone.score.weight", "backbone.score.bias"} if name in ("sgr", "saf") else set())
+    unused = {key for key, p in matcher.named_parameters() if p.grad is None}
+    has_vectors = matcher.backbone.similarity_width > 1
+    assert unused == ({"backbone.score.weight", "backbone.score.bias"} if has_vectors else set())
 
 
 def test_all_images_with_all_texts_in_blocks_is_the_same() -> None:

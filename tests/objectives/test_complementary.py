@@ -22,8 +22,8 @@ from logit_cases import (
 )
 from oracles import complementary as oracle
 from sremkit.objectives import complementary
-from sremkit.objectives.candidates import hardest_negative
-from sremkit.objectives.complementary import log_not_chosen, normalized_loss, printed_loss, selection
+from sremkit.objectives.complementary import label_weights, log_complement, normalized_loss, printed_loss
+from sremkit.objectives.logits import hardest_negative
 
 SHARPNESS, OFFSET = 3.0, 0.4
 FIRST = torch.tensor([True, False, False])
@@ -55,22 +55,22 @@ def test_each_reading_equals_its_oracle(size: int, reading: str) -> None:
 
 
 @pytest.mark.parametrize("reading", ["normalized", "printed"])
-def test_each_reading_leaves_true_matches_out_and_adapts_its_counts(reading: str) -> None:
+def test_each_reading_excludes_repeated_images_and_adapts_its_counts(reading: str) -> None:
     F, clean = case(12)
     valid = different(repeated_ids(12))
     assert_exact(loss(F, clean, reading, valid=valid), expected(F, clean, reading, valid))
 
 
-def test_the_selection_equals_its_oracle() -> None:
+def test_label_weights_equal_their_oracle() -> None:
     F, clean = case(12)
     valid = different(repeated_ids(12))
-    found = selection(F, clean, sharpness=SHARPNESS, offset=OFFSET, valid=valid)
+    found = label_weights(F, clean, sharpness=SHARPNESS, offset=OFFSET, valid=valid)
     assert_exact(found, oracle.selection(F.tolist(), clean.tolist(), SHARPNESS, OFFSET, valid.tolist()))
 
 
-def test_the_selection_of_the_worked_rows() -> None:
+def test_label_weights_of_the_worked_rows() -> None:
     # beta 6, b 1/2. Row 0: exponents 6 (2/3 - 1/2) = 1 and 6 (1/2 - 1/2) = 0, so Pbar = (e, 1) / (2 + e).
-    # Row 1 has 2/3 and 5/6: exponents 1 and 2, Pbar = (e, e^2) / (1 + e + e^2). Row 2 as row 0, turned round.
+    # Row 1 has 2/3 and 5/6: exponents 1 and 2, Pbar = (e, e^2) / (1 + e + e^2). Row 2 as row 0, reversed.
     e = math.e
     first = math.exp(e / (2 + e)), math.exp(1 / (2 + e))
     second = math.exp(e / (1 + e + e * e)), math.exp(e * e / (1 + e + e * e))
@@ -79,10 +79,10 @@ def test_the_selection_of_the_worked_rows() -> None:
         [second[0] / sum(second), 0.0, second[1] / sum(second)],
         [first[1] / sum(first), first[0] / sum(first), 0.0],
     ]
-    assert_exact(selection(WORKED, NONE, sharpness=6.0, offset=0.5), rows)
+    assert_exact(label_weights(WORKED, NONE, sharpness=6.0, offset=0.5), rows)
 
 
-def test_the_normalised_loss_of_the_worked_rows() -> None:
+def test_the_normalized_loss_of_the_worked_rows() -> None:
     # 1 - P: row 0 has 3/4 and 7/8, row 1 has 3/4 and 3/8, row 2 has 5/6 and 2/3. Uniform Q: a plain sum.
     plain = -(math.log(3 / 4 * 7 / 8) + math.log(3 / 4 * 3 / 8) + math.log(5 / 6 * 2 / 3)) / 3
     assert_exact(loss(WORKED, NONE, "normalized", sharpness=0.0), plain)
@@ -122,7 +122,7 @@ def log_rest(F: torch.Tensor, dim: int = 1) -> torch.Tensor:
 
 
 def right(F: torch.Tensor, clean: torch.Tensor) -> torch.Tensor:
-    return selection(F, clean, sharpness=SHARPNESS, offset=OFFSET)
+    return label_weights(F, clean, sharpness=SHARPNESS, offset=OFFSET)
 
 
 NORMALIZED_TWINS = {
@@ -132,41 +132,31 @@ NORMALIZED_TWINS = {
     "mean for sum": lambda F, c: -(right(F, c) * log_rest(F)).sum(1).mean(),
     "sum over rows": lambda F, c: -(len(F) - 1) * (right(F, c) * log_rest(F)).sum(),
     "B for B - 1": lambda F, c: -len(F) * (right(F, c) * log_rest(F)).sum(1).mean(),
-    "pair among its labels": lambda F, c: (
-        -(len(F) - 1) * (chosen(F, c, pair=True) * log_rest(F)).sum(1).mean()
-    ),
-    "used hard negative kept": lambda F, c: (
-        -(len(F) - 1) * (chosen(F, c, used=True) * log_rest(F)).sum(1).mean()
-    ),
+    "pair among its labels": lambda F, c: -(len(F) - 1) * (chosen(F, c, pair=True) * log_rest(F)).sum(1).mean(),
+    "used hard negative kept": lambda F, c: -(len(F) - 1) * (chosen(F, c, used=True) * log_rest(F)).sum(1).mean(),
     "likelihood without softmax": lambda F, c: (
         -(len(F) - 1) * ((pbar(F) * (chosen(F, c) > 0)) * log_rest(F)).sum(1).mean()
     ),
-    "sigmoid for softmax": lambda F, c: (
-        -(len(F) - 1) * (right(F, c) * torch.log(1 - F.sigmoid())).sum(1).mean()
-    ),
+    "sigmoid for softmax": lambda F, c: -(len(F) - 1) * (right(F, c) * torch.log(1 - F.sigmoid())).sum(1).mean(),
     "uniform selection": lambda F, c: loss(F, c, "normalized", sharpness=0.0),
-    "nobody clean": lambda F, c: loss(F, c & False, "normalized"),
+    "no pair clean": lambda F, c: loss(F, c & False, "normalized"),
 }
 
 PRINTED_TWINS = {
     "sign": lambda F, c: -loss(F, c, "printed"),
     "not transposed": lambda F, c: -torch.log(1 - right(F, c) @ F.sigmoid())[off(F)].mean(),
-    "product turned round": lambda F, c: -torch.log(1 - F.sigmoid() @ right(F, c))[off(F)].mean(),
+    "product transposed": lambda F, c: -torch.log(1 - F.sigmoid() @ right(F, c))[off(F)].mean(),
     "probabilities for scores": lambda F, c: -torch.log(1 - right(F, c).T @ F.softmax(1))[off(F)].mean(),
-    "pair among its labels": lambda F, c: (
-        -torch.log(1 - chosen(F, c, pair=True).T @ F.sigmoid())[off(F)].mean()
-    ),
-    "used hard negative kept": lambda F, c: (
-        -torch.log(1 - chosen(F, c, used=True).T @ F.sigmoid())[off(F)].mean()
-    ),
+    "pair among its labels": lambda F, c: -torch.log(1 - chosen(F, c, pair=True).T @ F.sigmoid())[off(F)].mean(),
+    "used hard negative kept": lambda F, c: -torch.log(1 - chosen(F, c, used=True).T @ F.sigmoid())[off(F)].mean(),
     "pairs in the mean": lambda F, c: -torch.log(1 - right(F, c).T @ F.sigmoid()).mean(),
     "sum for mean": lambda F, c: -torch.log(1 - right(F, c).T @ F.sigmoid())[off(F)].sum() / len(F),
-    "normalised reading": lambda F, c: loss(F, c, "normalized"),
+    "normalized reading": lambda F, c: loss(F, c, "normalized"),
 }
 
 
 @pytest.mark.parametrize("twin", NORMALIZED_TWINS.values(), ids=NORMALIZED_TWINS.keys())
-def test_the_oracle_rejects_a_wrong_normalised_loss(twin) -> None:
+def test_the_oracle_rejects_a_wrong_normalized_loss(twin) -> None:
     F, clean = case()
     assert_rejected(twin, F, clean, expected=expected(F, clean, "normalized"))
 
@@ -178,15 +168,15 @@ def test_the_oracle_rejects_a_wrong_printed_loss(twin) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 6, 12])
-def test_the_normalised_reading_is_rcl_when_labels_are_uniform_and_none_is_excluded(size: int) -> None:
+def test_the_normalized_reading_is_rcl_when_labels_are_uniform_and_none_is_excluded(size: int) -> None:
     F, _ = case(size)
-    nobody = torch.zeros(size, dtype=torch.bool)
-    assert_exact(loss(F, nobody, "normalized", sharpness=0.0), oracle.rcl_log(F.tolist()))
+    no_pair = torch.zeros(size, dtype=torch.bool)
+    assert_exact(loss(F, no_pair, "normalized", sharpness=0.0), oracle.rcl_log(F.tolist()))
     plain = -torch.log1p(-F.softmax(1))[off(F)].sum() / size
-    torch.testing.assert_close(loss(F, nobody, "normalized", sharpness=0.0), plain, rtol=1e-10, atol=0)
+    torch.testing.assert_close(loss(F, no_pair, "normalized", sharpness=0.0), plain, rtol=1e-10, atol=0)
 
 
-def test_with_preference_or_exclusion_the_normalised_reading_is_not_rcl() -> None:
+def test_with_preference_or_exclusion_the_normalized_reading_is_not_rcl() -> None:
     F, clean = case(6)
     for other in (loss(F, clean & False, "normalized"), loss(F, clean, "normalized", sharpness=0.0)):
         assert not math.isclose(other.item(), oracle.rcl_log(F.tolist()), rel_tol=1e-3)
@@ -195,7 +185,7 @@ def test_with_preference_or_exclusion_the_normalised_reading_is_not_rcl() -> Non
 @given(st.floats(0.1, 20), st.integers(2, 9))
 def test_harder_negatives_are_chosen_more_often_and_a_row_sums_to_1(sharpness: float, size: int) -> None:
     F = random_logits(size)
-    labels = selection(F, torch.zeros(size, dtype=torch.bool), sharpness=sharpness, offset=0.5)
+    labels = label_weights(F, torch.zeros(size, dtype=torch.bool), sharpness=sharpness, offset=0.5)
     torch.testing.assert_close(labels.sum(1), torch.ones(size, dtype=torch.float64))
     assert (labels.diagonal() == 0).all()
     hardest = labels.gather(1, hardest_negative(F)[0][:, None])
@@ -203,36 +193,36 @@ def test_harder_negatives_are_chosen_more_often_and_a_row_sums_to_1(sharpness: f
 
 
 @pytest.mark.parametrize("reading", ["normalized", "printed"])
-def test_the_loss_does_not_see_the_order_of_the_pairs(reading: str) -> None:
+def test_the_loss_is_invariant_to_the_order_of_the_pairs(reading: str) -> None:
     F, clean = case(9)
     order = torch.randperm(9, generator=torch.Generator().manual_seed(0))
     moved = loss(F[order][:, order], clean[order], reading)
     torch.testing.assert_close(moved, loss(F, clean, reading), rtol=1e-12, atol=0)
 
 
-def test_with_uniform_labels_the_normalised_loss_does_not_see_a_shift_of_all_logits() -> None:
+def test_with_uniform_labels_the_normalized_loss_is_invariant_to_a_shift_of_all_logits() -> None:
     F, clean = case(9)
     for shift in (-30.0, 5.0):
         moved = loss(F + shift, clean, "normalized", sharpness=0.0)
         torch.testing.assert_close(moved, loss(F, clean, "normalized", sharpness=0.0), rtol=1e-10, atol=0)
 
 
-def test_the_normalised_loss_vanishes_when_every_pair_takes_its_row_and_grows_when_a_negative_does() -> None:
-    nobody = torch.zeros(3, dtype=torch.bool)
-    assert loss(50 * torch.eye(3), nobody, "normalized") < 1e-12
+def test_the_normalized_loss_is_zero_for_dominant_pairs_and_grows_with_a_dominant_negative() -> None:
+    no_pair = torch.zeros(3, dtype=torch.bool)
+    assert loss(50 * torch.eye(3), no_pair, "normalized") < 1e-12
     F = torch.zeros(3, 3, dtype=torch.float64)
     F[0, 1] = 1000.0
     # Row 0: log(1 - P_01) = log 2 - 1000 up to e^-1000, and log(1 - P_02) = 0; rows 1 and 2: 2 log(3/2) each.
     uniform = (1000 - math.log(2) + 4 * math.log(3 / 2)) / 3
-    assert_exact(loss(F, nobody, "normalized", sharpness=0.0), uniform)
+    assert_exact(loss(F, no_pair, "normalized", sharpness=0.0), uniform)
 
 
 def test_one_minus_p_keeps_its_digits_when_p_rounds_to_1() -> None:
     F = torch.tensor([[0.0, 40.0], [0.0, 0.0]])  # float32: P_01 = 1 - e^-40 rounds to 1
     assert F.softmax(1)[0, 1] == 1
-    assert log_not_chosen(F)[0, 1] == pytest.approx(-40, rel=1e-6)
+    assert log_complement(F)[0, 1] == pytest.approx(-40, rel=1e-6)
     small = torch.tensor([[20.0, 0.0], [0.0, 0.0]])  # 1 - P_01 rounds to 1, log(1 - P) = -e^-20
-    assert log_not_chosen(small)[0, 1] == pytest.approx(-math.exp(-20), rel=1e-5)
+    assert log_complement(small)[0, 1] == pytest.approx(-math.exp(-20), rel=1e-5)
 
 
 def test_a_row_with_no_label_left_contributes_nothing() -> None:
@@ -268,12 +258,12 @@ def test_labels_that_carry_a_gradient_are_rejected() -> None:
         torch.testing.assert_close(loose, found, rtol=1e-10, atol=1e-12)
 
 
-def test_the_selection_carries_no_gradient() -> None:
+def test_label_weights_carry_no_gradient() -> None:
     F, clean = case(5)
     assert not right(F.requires_grad_(), clean).requires_grad
 
 
-def test_the_used_hard_negative_of_a_clean_row_is_no_label() -> None:
+def test_the_hard_negative_of_a_clean_row_is_no_label() -> None:
     labels = right(WORKED, FIRST_AND_LAST)
     assert labels[0, 1] == 0
     assert labels[2, 1] == 0
@@ -281,19 +271,19 @@ def test_the_used_hard_negative_of_a_clean_row_is_no_label() -> None:
 
 
 def test_the_printed_loss_is_finite_where_the_paper_has_no_logarithm() -> None:
-    # Everybody's label is column 0, so S'_0j sums S_kj over many rows and passes 1.
+    # Column 0 is the label of every row, so S'_0j sums S_kj over many rows and passes 1.
     F = torch.full((5, 5), -9.0, dtype=torch.float64)
     F[:, 0] = 9.0
     leaf = F.clone().requires_grad_()
-    nobody = torch.zeros(5, dtype=torch.bool)
-    labels = selection(F, nobody, sharpness=400.0, offset=0.9)
+    no_pair = torch.zeros(5, dtype=torch.bool)
+    labels = label_weights(F, no_pair, sharpness=400.0, offset=0.9)
     assert ((labels.T @ F.sigmoid()) >= 1).any()
-    found = loss(leaf, nobody, "printed", sharpness=400.0, offset=0.9)
+    found = loss(leaf, no_pair, "printed", sharpness=400.0, offset=0.9)
     found.backward()
     assert found.isfinite()
     assert leaf.grad.isfinite().all()
 
 
-def test_an_unknown_reading_is_refused_by_name() -> None:
+def test_an_unknown_reading_raises() -> None:
     with pytest.raises(ValueError, match="reading must be one of normalized, printed; got 'as printed'"):
         loss(WORKED, NONE, "as printed")

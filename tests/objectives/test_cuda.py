@@ -34,7 +34,7 @@ def test_the_device_agrees_with_the_cpu(reading: str, compiled: bool) -> None:
     torch.testing.assert_close(found[1].cpu().double(), expected[1], rtol=1e-3, atol=1e-7)
 
 
-def test_nothing_waits_for_the_device() -> None:
+def test_nothing_synchronizes_with_the_device() -> None:
     F, ids = random_logits(128).float().cuda().requires_grad_(), IDS.cuda()
     criterion = SREM(check_finite=False)
     criterion(F, image_ids=ids).total.backward()
@@ -49,7 +49,7 @@ def test_nothing_waits_for_the_device() -> None:
 
 @pytest.mark.parametrize("switch", ["new", "old"])
 def test_products_of_embeddings_are_full_float32_even_where_tf32_is_allowed(switch: str) -> None:
-    from sremkit.objectives.precision import product
+    from sremkit.objectives.logits import product
 
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(128, 1024, generator=generator).cuda() for _ in range(2))

@@ -32,6 +32,6 @@ def test_embeddings_in_half_precision_under_autocast_are_multiplied_in_float32()
     torch.testing.assert_close(out.total, expected.total, rtol=1e-6, atol=0)
 
 
-def test_embeddings_of_different_shapes_are_refused() -> None:
+def test_embeddings_of_different_shapes_raise() -> None:
     with pytest.raises(ValueError, match=r"both be \(b, d\).*\(3, 4\) and \(5, 4\)"):
         SREM().from_embeddings(torch.zeros(3, 4), torch.zeros(5, 4), 1.0)

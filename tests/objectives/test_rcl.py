@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from oracles import rivals as oracle
+from oracles import contrastive as oracle
 from sremkit.objectives import complementary
-from sremkit.objectives.infonce import infonce
+from sremkit.objectives.contrastive import infonce
 from sremkit.objectives.rcl import rcl
 
 FORMS = ["log", "tan", "abs", "exp", "gce"]
@@ -48,7 +48,7 @@ TWINS = {
     "diagonal included": lambda s: -(1 - (s / 0.05).softmax(1)).log().sum(1).mean(),
     "temperature multiplies": lambda s: rcl(s, temperature=1 / 0.05),
     "axis": lambda s: rcl(s.T, temperature=0.05),
-    "believes the pair": lambda s: -(s / 0.05).log_softmax(1).diagonal().mean(),
+    "uses the pair": lambda s: -(s / 0.05).log_softmax(1).diagonal().mean(),
 }
 
 
@@ -60,13 +60,13 @@ def test_the_oracle_rejects_wrong_twins(twin) -> None:
 
 def test_srems_complementary_loss_at_sharpness_0_is_rcls_log_form() -> None:
     logits = scores() * 4
-    nobody = torch.zeros(len(logits), dtype=torch.bool)
-    ours = complementary(logits, nobody, sharpness=0.0, offset=0.5)
+    no_pair = torch.zeros(len(logits), dtype=torch.bool)
+    ours = complementary(logits, no_pair, sharpness=0.0, offset=0.5)
     torch.testing.assert_close(ours, rcl(logits, temperature=1.0), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_gradients_are_right_and_finite_where_a_negative_takes_all(form: str) -> None:
+def test_gradients_are_correct_and_finite_for_a_dominant_negative(form: str) -> None:
     s = scores(4).requires_grad_()
     assert torch.autograd.gradcheck(lambda x: rcl(x, temperature=0.5, form=form), s)
     extreme = torch.full((3, 3), -1e4).fill_diagonal_(-2e4)
@@ -96,7 +96,7 @@ def test_infonce_matches_the_oracle_and_a_hand_value() -> None:
     assert infonce(torch.zeros(4, 4)).item() == pytest.approx(math.log(4))
 
 
-def test_wrong_options_are_told() -> None:
+def test_invalid_options_raise() -> None:
     with pytest.raises(ValueError, match="form must be one of log, tan, abs, exp, gce; got 'mae'"):
         rcl(scores(), temperature=1.0, form="mae")
     with pytest.raises(ValueError, match="temperature must be positive, got 0"):

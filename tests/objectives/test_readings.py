@@ -78,11 +78,11 @@ def test_the_printed_reading_falls_into_its_trivial_minimum(seed: int) -> None:
     assert learned.losses[-1] < 0.01  # it is minimised all right ...
     assert learned.mean_score < 0.01  # ... by letting all scores fall
     assert learned.true_score < 1.1 * learned.mean_score  # together
-    assert learned.recall < 0.05  # so nothing is told apart; chance is 1/192
+    assert learned.recall < 0.05  # no pair is distinguished; chance is 1/192
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_normalised_reading_finds_the_true_matches_from_complementary_labels_alone(seed: int) -> None:
+def test_the_normalized_reading_finds_the_true_matches_from_complementary_labels_alone(seed: int) -> None:
     learned = learn("normalized", seed=seed)
     assert learned.recall > 0.95
     assert learned.misled < 0.05

@@ -7,8 +7,7 @@ import torch
 
 from logit_cases import assert_exact, assert_rejected, different, random_logits, repeated_ids
 from oracles import triplet as oracle
-from sremkit.objectives.soft_margin import soft_margin
-from sremkit.objectives.triplet import triplet
+from sremkit.objectives.triplet import soft_margin, triplet
 
 REDUCTIONS = ["hardest", "mean"]
 
@@ -24,7 +23,7 @@ def margins(b: int = 9) -> torch.Tensor:
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("repeated", [False, True])
 @pytest.mark.parametrize("soft", [False, True])
-def test_it_is_what_the_oracle_says(reduction: str, repeated: bool, soft: bool) -> None:
+def test_triplet_matches_the_oracle(reduction: str, repeated: bool, soft: bool) -> None:
     s, valid = scores(), different(repeated_ids(9)) if repeated else None
     margin = margins() if soft else 0.2
     expected = oracle.triplet(
@@ -38,7 +37,7 @@ def test_it_is_what_the_oracle_says(reduction: str, repeated: bool, soft: bool) 
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_whom_an_image_may_meet_and_whom_a_text_may_meet_are_two_things(reduction: str) -> None:
+def test_an_asymmetric_mask_is_transposed_for_the_texts(reduction: str) -> None:
     valid = (random_logits(9, seed=8) > -0.5) | torch.eye(9, dtype=torch.bool)
     assert not torch.equal(valid, valid.T)
     expected = oracle.triplet(scores().tolist(), [0.2] * 9, reduction, valid.tolist())
@@ -84,7 +83,7 @@ def test_the_oracle_rejects_wrong_twins(twin) -> None:
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_gradients_are_right(reduction: str) -> None:
+def test_gradients_are_correct(reduction: str) -> None:
     s, m = scores(5).requires_grad_(), margins(5)
     assert torch.autograd.gradcheck(lambda x: triplet(x, margin=m, reduction=reduction), s)
 
@@ -99,7 +98,7 @@ def test_a_mask_by_groups_is_the_loss_of_each_groups_own_matrix(reduction: str) 
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_what_is_not_valid_changes_nothing_and_nobody_left_gives_0(reduction: str) -> None:
+def test_masked_candidates_change_nothing_and_a_row_without_candidates_is_zero(reduction: str) -> None:
     s, valid = scores(), different(repeated_ids(9))
     changed = s.masked_fill(~valid, 50.0)
     same = triplet(s, margin=0.2, reduction=reduction, valid=valid)
@@ -126,7 +125,7 @@ def test_half_precision_is_computed_in_float32() -> None:
     assert triplet(scores().bfloat16(), margin=0.2, reduction="mean").dtype == torch.float32
 
 
-def test_wrong_options_are_told() -> None:
+def test_invalid_options_raise() -> None:
     with pytest.raises(ValueError, match="reduction must be one of hardest, mean; got 'sum'"):
         triplet(scores(), margin=0.2, reduction="sum")
     with pytest.raises(ValueError, match=r"one for each of the 9 pairs; got shape \(9, 1\)"):
@@ -136,7 +135,7 @@ def test_wrong_options_are_told() -> None:
 
 
 @pytest.mark.parametrize("shape", ["exponential", "linear", "sine"])
-def test_the_soft_margin_is_the_oracles_and_runs_from_nothing_to_all(shape: str) -> None:
+def test_the_soft_margin_matches_the_oracle_and_runs_from_zero_to_the_margin(shape: str) -> None:
     labels = torch.linspace(0, 1, 11, dtype=torch.float64)
     found = soft_margin(labels, margin=0.2, shape=shape, base=7.0)
     expected = [oracle.soft_margin(y, 0.2, shape, 7.0) for y in labels.tolist()]

@@ -46,11 +46,7 @@ def labels(s: Matrix, images: Matrix, texts: Matrix, clean: list[bool], margin: 
 
 def beta_density(x: float, a: float, b: float) -> float:
     return math.exp(
-        math.lgamma(a + b)
-        - math.lgamma(a)
-        - math.lgamma(b)
-        + (a - 1) * math.log(x)
-        + (b - 1) * math.log(1 - x)
+        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + (a - 1) * math.log(x) + (b - 1) * math.log(1 - x)
     )
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 import sys
 
-from oracles.energy import Mask, Matrix, counts
-from oracles.ranking import hardest_negative, sigmoid, softmax_row
+from oracles.filtration import Mask, Matrix, counts
+from oracles.weighting import hardest_negative, sigmoid, softmax_row
 
 
-def selection(
-    logits: Matrix, clean: list[bool], sharpness: float, offset: float, valid: Mask = None
-) -> Matrix:
+def selection(logits: Matrix, clean: list[bool], sharpness: float, offset: float, valid: Mask = None) -> Matrix:
     size = len(logits)
     rows = []
     for i in range(size):
@@ -25,16 +23,12 @@ def selection(
     return rows
 
 
-def normalized(
-    logits: Matrix, clean: list[bool], sharpness: float, offset: float, valid: Mask = None
-) -> float:
+def normalized(logits: Matrix, clean: list[bool], sharpness: float, offset: float, valid: Mask = None) -> float:
     labels = selection(logits, clean, sharpness, offset, valid)
     losses = []
     for i, row in enumerate(labels):
         negatives = sum(counts(valid, i, j) for j in range(len(row))) - 1
-        losses.append(
-            -negatives * math.fsum(q * log_rest(logits, i, j, valid) for j, q in enumerate(row) if q)
-        )
+        losses.append(-negatives * math.fsum(q * log_rest(logits, i, j, valid) for j, q in enumerate(row) if q))
     return math.fsum(losses) / len(losses)
 
 
@@ -52,9 +46,7 @@ def printed(logits: Matrix, clean: list[bool], sharpness: float, offset: float, 
         negatives = [j for j in range(size) if j != i and counts(valid, i, j)]
         logs = []
         for j in negatives:
-            rectified = math.fsum(
-                labels[k][i] * sigmoid(logits[k][j]) for k in range(size) if counts(valid, k, j)
-            )
+            rectified = math.fsum(labels[k][i] * sigmoid(logits[k][j]) for k in range(size) if counts(valid, k, j))
             logs.append(math.log(max(1 - rectified, sys.float_info.epsilon)))
         losses.append(-math.fsum(logs) / len(logs) if logs else 0.0)
     return math.fsum(losses) / size

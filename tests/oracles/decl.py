@@ -45,11 +45,11 @@ def evidential_row(row: list[float], answer: int | None, kl_weight: float) -> fl
     return loss + kl_weight * from_uniform(tilted)
 
 
-def evidential(e: Matrix, believed: list[bool], kl_weight: float) -> list[float]:
-    return [evidential_row(row, i if believed[i] else None, kl_weight) for i, row in enumerate(e)]
+def evidential(e: Matrix, clean: list[bool], kl_weight: float) -> list[float]:
+    return [evidential_row(row, i if clean[i] else None, kl_weight) for i, row in enumerate(e)]
 
 
-def most_evidence(e: Matrix) -> list[bool]:
+def has_most_evidence(e: Matrix) -> list[bool]:
     """argmax over j of (e + e^T)_ij / row sum, which must be i and alone."""
     clean = []
     for i in range(len(e)):
@@ -74,7 +74,7 @@ def hardness(similarity: Matrix, margin: float, num_hardest: int) -> list[float]
 
 def total(
     logits: Matrix,
-    believed: list[bool],
+    clean: list[bool],
     *,
     temperature: float,
     kl_weight: float,
@@ -84,7 +84,7 @@ def total(
 ) -> float:
     similarity = [[math.tanh(f) for f in row] for row in logits]
     e = evidence(similarity, temperature)
-    rows, columns = evidential(e, believed, kl_weight), evidential(transpose(e), believed, kl_weight)
+    rows, columns = evidential(e, clean, kl_weight), evidential(transpose(e), clean, kl_weight)
     evidential_mean = sum(rows[i] + columns[i] for i in range(len(e))) / len(e)
     hinges = hardness(similarity, margin, num_hardest)
-    return evidential_mean + ranking_weight * sum(h for h, sure in zip(hinges, believed, strict=True) if sure)
+    return evidential_mean + ranking_weight * sum(h for h, sure in zip(hinges, clean, strict=True) if sure)

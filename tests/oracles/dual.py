@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from oracles.layers import all_pairs, l2, learned_logit, linear
+from oracles.layers import all_pairs, l2, linear, logit_scale
 
 
 def tower(w, name, x):
@@ -21,4 +21,4 @@ def tower(w, name, x):
 def logits(w, images, sentences):
     vectors = [tower(w, "image_tower", sum(image) / len(image)) for image in images]
     texts = [tower(w, "text_tower", sentence) for sentence in sentences]
-    return all_pairs(vectors, texts, lambda v, t: learned_logit(w, (l2(v) * l2(t)).sum()))
+    return all_pairs(vectors, texts, lambda v, t: logit_scale(w, (l2(v) * l2(t)).sum()))

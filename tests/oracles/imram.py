@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from oracles.layers import all_pairs, cosine, l2, learned_logit, linear, region_vectors, word_vectors
+from oracles.layers import all_pairs, cosine, l2, linear, logit_scale, region_vectors, word_vectors
 from oracles.scan import attended, attention
 
 
-def asked(w, side, queries, contexts, *, num_steps, attention_scale, unit_memory):
+def summed_cosines(w, modality, queries, contexts, *, num_steps, attention_scale, unit_memory):
     memory, total = list(queries), 0.0
     for step in range(num_steps):
         found = [attended(a, contexts) for a in attention(memory, contexts, attention_scale)]
@@ -19,8 +19,8 @@ def asked(w, side, queries, contexts, *, num_steps, attention_scale, unit_memory
         updated = []
         for q, c in zip(memory, found, strict=True):
             both = torch.cat([q, c])
-            gate = torch.sigmoid(linear(w, f"memories.{side}.gate", both))
-            output = torch.tanh(linear(w, f"memories.{side}.output", both))
+            gate = torch.sigmoid(linear(w, f"memories.{modality}.gate", both))
+            output = torch.tanh(linear(w, f"memories.{modality}.output", both))
             new = gate * q + (1 - gate) * output
             updated.append(l2(new) if unit_memory else new)
         memory = updated
@@ -35,9 +35,9 @@ def logits(w, images, captions, *, direction, num_steps, attention_scale, unit_m
     def compare(v, t):
         s = 0.0
         if direction in ("text", "full"):
-            s = s + asked(w, "text", t, v, **options)
+            s = s + summed_cosines(w, "text", t, v, **options)
         if direction in ("image", "full"):
-            s = s + asked(w, "image", v, t, **options)
-        return learned_logit(w, s)
+            s = s + summed_cosines(w, "image", v, t, **options)
+        return logit_scale(w, s)
 
     return all_pairs(regions, words, compare)

@@ -98,7 +98,7 @@ def normed_vectors(norm, vectors):
     return list(torch.stack(columns, dim=1).split([len(v) for v in vectors]))
 
 
-def learned_logit(w, similarity):
+def logit_scale(w, similarity):
     return torch.exp(w["to_logit.log_scale"]) * similarity + w["to_logit.bias"]
 
 

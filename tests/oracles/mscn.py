@@ -48,9 +48,7 @@ def beta_density(x: float, a: float, b: float) -> float:
     return math.exp(log_norm + (a - 1) * math.log(x) + (b - 1) * math.log(1 - x))
 
 
-def probability_of_matching(
-    given: list[float], right: list[float], wrong: list[float], iterations: int
-) -> list[float]:
+def probability_of_matching(given: list[float], right: list[float], wrong: list[float], iterations: int) -> list[float]:
     def inside(values: list[float]) -> list[float]:
         return [min(max(x, 1e-3), 1 - 1e-3) for x in values]
 

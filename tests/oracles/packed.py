@@ -10,10 +10,8 @@ from torch import Tensor
 EPS = 1e-8
 
 
-def region_attention(
-    affinity: Tensor, gram: Tensor, region_mask: Tensor, lengths: list[int], scale: float
-) -> Tensor:
-    """(n, r, W): attention divided by the length of the attended vector."""
+def unit_attention(affinity: Tensor, gram: Tensor, region_mask: Tensor, lengths: list[int], scale: float) -> Tensor:
+    """(n, r, W): attention divided by the norm of the attended vector."""
     images = []
     for i in range(len(affinity)):
         present = [k for k in range(affinity.shape[1]) if region_mask[i, k]]
@@ -23,9 +21,7 @@ def region_attention(
             start += length
             clipped = torch.where(caption > 0, caption, 0.1 * caption)
             for word in range(length):
-                scores = {
-                    k: scale * clipped[k, word] / (clipped[k].pow(2).sum().sqrt() + EPS) for k in present
-                }
+                scores = {k: scale * clipped[k, word] / (clipped[k].pow(2).sum().sqrt() + EPS) for k in present}
                 total = sum(math.e**score for score in scores.values())
                 zero = affinity.new_zeros(())
                 a = [math.e ** scores[k] / total if k in scores else zero for k in range(affinity.shape[1])]
@@ -35,9 +31,7 @@ def region_attention(
     return torch.stack(images)
 
 
-def node_projection(
-    attention: Tensor, regions: Tensor, words: Tensor, weight: Tensor, bias: Tensor
-) -> Tensor:
+def node_projection(attention: Tensor, regions: Tensor, words: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """(n, W, s): unit vectors of P (c - w)² + b."""
     images = []
     for i in range(len(attention)):
@@ -51,7 +45,7 @@ def node_projection(
 
 
 def memory_update(memory: Tensor, from_memory: Tensor, attention: Tensor, from_contexts: Tensor) -> Tensor:
-    """(c, Q, d): one query of one item at a time; what is one for all items is so in the first place."""
+    """(c, Q, d): one query of one item at a time; tensors of one item are shared by all."""
     width, items = memory.shape[2], []
     for c in range(len(attention)):
         rows = []
@@ -74,20 +68,20 @@ def caption_rows(lengths: list[int]) -> list[list[int]]:
     return rows
 
 
-def node_attention(asking: Tensor, nodes: Tensor, lengths: list[int]) -> Tensor:
-    """In the shape of `asking`, which holds all nodes or the global ones alone."""
-    out = [[torch.zeros(())] * asking.shape[1] for _ in range(len(asking))]
-    for i in range(len(asking)):
+def node_attention(queries: Tensor, nodes: Tensor, lengths: list[int]) -> Tensor:
+    """In the shape of `queries`, which holds all nodes or the global ones alone."""
+    out = [[torch.zeros(())] * queries.shape[1] for _ in range(len(queries))]
+    for i in range(len(queries)):
         for rows in caption_rows(lengths):
             for q in rows:
-                if q < asking.shape[1]:
-                    weight = [(asking[i, q] * nodes[i, k]).sum().exp() for k in rows]
+                if q < queries.shape[1]:
+                    weight = [(queries[i, q] * nodes[i, k]).sum().exp() for k in rows]
                     out[i][q] = sum(w * nodes[i, k] for w, k in zip(weight, rows, strict=True)) / sum(weight)
     return torch.stack([torch.stack(image) for image in out])
 
 
 def node_sum(weights: Tensor, nodes: Tensor, lengths: list[int]) -> Tensor:
-    """(n, m, s): weighted sums of each caption's nodes; `weights` (n, m, 1 + longest)."""
+    """(n, m, s): weighted sums of each caption's nodes; `weights` (n, m, 1 + max_seqlen)."""
     return torch.stack(
         [
             torch.stack(
@@ -101,16 +95,16 @@ def node_sum(weights: Tensor, nodes: Tensor, lengths: list[int]) -> Tensor:
     )
 
 
-def node_asking(
+def node_self_attention(
     nodes: Tensor, weight: Tensor, bias: Tensor, lengths: list[int], *, only_global: bool
 ) -> Tensor:
-    """Attention whose queries are a linear function of the nodes; all of them ask, or the global ones alone."""
-    asking = node_linear(nodes[:, : len(lengths)] if only_global else nodes, weight, bias, relu=False)
-    return node_attention(asking, nodes, lengths)
+    """Attention whose queries are a linear function of all nodes, or of the global ones."""
+    queries = linear(nodes[:, : len(lengths)] if only_global else nodes, weight, bias)
+    return node_attention(queries, nodes, lengths)
 
 
-def node_linear(x: Tensor, weight: Tensor, bias: Tensor, *, relu: bool) -> Tensor:
-    """(n, rows, t): one number at a time."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor, *, relu: bool = False) -> Tensor:
+    """(n, rows, t): one element at a time."""
     images = []
     for image in x:
         rows = []
@@ -121,8 +115,8 @@ def node_linear(x: Tensor, weight: Tensor, bias: Tensor, *, relu: bool) -> Tenso
     return torch.stack(images)
 
 
-def node_tells(nodes: Tensor, weight: Tensor, bias: Tensor, lengths: list[int]) -> Tensor:
-    """(n, m, 1 + longest): one number a node, 0 where a caption has none."""
+def node_scores(nodes: Tensor, weight: Tensor, bias: Tensor, lengths: list[int]) -> Tensor:
+    """(n, m, 1 + max_seqlen): one score a node, 0 where a caption has none."""
     out = []
     for image in nodes:
         captions = []

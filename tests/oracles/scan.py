@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from oracles.layers import EPS, all_pairs, cosine, learned_logit, region_vectors, softmax, word_vectors
+from oracles.layers import EPS, all_pairs, cosine, logit_scale, region_vectors, softmax, word_vectors
 
 
 def attention(queries, contexts, scale):
     """For each query its weights over the contexts: product, leaky ReLU, norm over the queries, softmax."""
-    raw = torch.stack(
-        [torch.stack([(v * q).sum() for q in queries]) for v in contexts]
-    )  # (contexts, queries)
+    raw = torch.stack([torch.stack([(v * q).sum() for q in queries]) for v in contexts])  # (contexts, queries)
     leaky = torch.where(raw > 0, raw, 0.1 * raw)
     normed = torch.stack([row / (torch.sqrt((row * row).sum()) + EPS) for row in leaky])
     return [softmax(scale * normed[:, q]) for q in range(len(queries))]
@@ -29,12 +27,12 @@ def similarity(queries, contexts, *, attention_scale, aggregation, aggregation_s
     return torch.log(sum(torch.exp(aggregation_scale * r) for r in cosines)) / aggregation_scale
 
 
-def logits(w, images, captions, *, words_ask, attention_scale, aggregation, aggregation_scale):
+def logits(w, images, captions, *, t2i, attention_scale, aggregation, aggregation_scale):
     regions = [region_vectors(w, image) for image in images]
     words = [word_vectors(w, caption) for caption in captions]
 
     def compare(v, t):
-        queries, contexts = (t, v) if words_ask else (v, t)
+        queries, contexts = (t, v) if t2i else (v, t)
         s = similarity(
             queries,
             contexts,
@@ -42,6 +40,6 @@ def logits(w, images, captions, *, words_ask, attention_scale, aggregation, aggr
             aggregation=aggregation,
             aggregation_scale=aggregation_scale,
         )
-        return learned_logit(w, s)
+        return logit_scale(w, s)
 
     return all_pairs(regions, words, compare)

@@ -71,9 +71,7 @@ class FilterNorm:
             mean, var, unbiased = statistics(values)
             self.running_mean = 0.9 * self.running_mean + 0.1 * mean.detach()
             self.running_var = 0.9 * self.running_var + 0.1 * unbiased.detach()
-        return (values - mean) / torch.sqrt(var + 1e-5) * self.w["filter_norm.weight"] + self.w[
-            "filter_norm.bias"
-        ]
+        return (values - mean) / torch.sqrt(var + 1e-5) * self.w["filter_norm.weight"] + self.w["filter_norm.bias"]
 
 
 def filtered(n, numbers):
@@ -82,9 +80,7 @@ def filtered(n, numbers):
     return l2(sum(kept[i] * n[i] for i in range(len(n))))
 
 
-def logits(
-    w, images, captions, *, module, attention_scale=9.0, num_steps=3, training=False, statistics_of="caption"
-):
+def logits(w, images, captions, *, module, attention_scale=9.0, num_steps=3, training=False, statistics_of="caption"):
     """Logits and the normalisations whose running estimates moved. `module` is "sgr" or "saf"."""
     regions = [region_vectors(w, image) for image in images]
     image_vectors, local_norm, mean_norm = image_globals(w, regions, training=training)
@@ -94,10 +90,7 @@ def logits(
         words = word_vectors(w, caption)
         whole = text_global(w, words)
         all_nodes.append(
-            [
-                nodes(w, v, words, g, whole, attention_scale)
-                for v, g in zip(regions, image_vectors, strict=True)
-            ]
+            [nodes(w, v, words, g, whole, attention_scale) for v, g in zip(regions, image_vectors, strict=True)]
         )
     if module == "sgr":
         vectors = [[reasoned(w, n, num_steps) for n in of_caption] for of_caption in all_nodes]
@@ -110,9 +103,7 @@ def logits(
 
 def filter_all(w, all_nodes, norm, statistics_of):
     """The filtered vector of every pair; the norm sees one caption at a time, or all captions at once."""
-    groups = (
-        [[j] for j in range(len(all_nodes))] if statistics_of == "caption" else [list(range(len(all_nodes)))]
-    )
+    groups = [[j] for j in range(len(all_nodes))] if statistics_of == "caption" else [list(range(len(all_nodes)))]
     vectors = [None] * len(all_nodes)
     for group in groups:
         pairs = [n for j in group for n in all_nodes[j]]

@@ -11,9 +11,7 @@ def counts(valid: list[list[bool]] | None, i: int, j: int) -> bool:
     return valid is None or valid[i][j]
 
 
-def triplet(
-    s: Matrix, margins: list[float], reduction: str, valid: list[list[bool]] | None = None
-) -> list[float]:
+def triplet(s: Matrix, margins: list[float], reduction: str, valid: list[list[bool]] | None = None) -> list[float]:
     """Per pair: the hinges of image k over all texts, and those of text k over all images."""
     losses = []
     for k in range(len(s)):
@@ -27,9 +25,7 @@ def triplet(
         if reduction == "hardest":
             losses.append(max(images_hinges) + max(texts_hinges))
         else:
-            losses.append(
-                math.fsum(images_hinges) / len(images_hinges) + math.fsum(texts_hinges) / len(texts_hinges)
-            )
+            losses.append(math.fsum(images_hinges) / len(images_hinges) + math.fsum(texts_hinges) / len(texts_hinges))
     return losses
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from oracles import complementary as cl
-from oracles.energy import Mask, Matrix, counts, energy, energy_bound, transpose
-from oracles.ranking import sensitivity, weighted_ranking
+from oracles.filtration import Mask, Matrix, counts, energy, energy_bound, transpose
+from oracles.weighting import sensitivity, weighted_ranking
 
 
 def origin(kind: str, energies: list[float], candidates: list[int]) -> list[float]:
@@ -65,9 +65,7 @@ def total(
 ) -> float:
     """The loss after the warm-up."""
     views = {"i2t": (logits, valid), "t2i": (transpose(logits), None if valid is None else transpose(valid))}
-    clean = joint_clean(
-        {w: clean_rows(*view, threshold_from, threshold) for w, view in views.items()}, clean_set
-    )
+    clean = joint_clean({w: clean_rows(*view, threshold_from, threshold) for w, view in views.items()}, clean_set)
     weight = {way: sensitivity(F, margin, mask) for way, (F, mask) in views.items()}
     other = {"i2t": "t2i", "t2i": "i2t"}
     whole = 0.0

@@ -11,8 +11,8 @@ from oracles.layers import (
     all_pairs,
     bidirectional_gru,
     l2,
-    learned_logit,
     linear,
+    logit_scale,
     normed_vectors,
     softmax,
     word_vectors,
@@ -43,14 +43,9 @@ def logits(w, images, captions, *, position_dim, training):
     hidden = [torch.relu(h) for h in normed_vectors(norm, hidden)]
     image_vectors = []
     for image, image_hidden in zip(images, hidden, strict=True):
-        regions = [
-            linear(w, "project", x) + linear(w, "mlp_out", h)
-            for x, h in zip(image, image_hidden, strict=True)
-        ]
+        regions = [linear(w, "project", x) + linear(w, "mlp_out", h) for x, h in zip(image, image_hidden, strict=True)]
         image_vectors.append(pooled(w, "pool_regions", torch.stack(regions), position_dim))
-    text_vectors = [
-        pooled(w, "pool_words", word_vectors(w, caption, unit=False), position_dim) for caption in captions
-    ]
-    return all_pairs(image_vectors, text_vectors, lambda v, t: learned_logit(w, (l2(v) * l2(t)).sum())), {
+    text_vectors = [pooled(w, "pool_words", word_vectors(w, caption, unit=False), position_dim) for caption in captions]
+    return all_pairs(image_vectors, text_vectors, lambda v, t: logit_scale(w, (l2(v) * l2(t)).sum())), {
         "mlp_norm": norm
     }

@@ -13,8 +13,8 @@ from oracles.layers import (
     gru,
     gru_with,
     l2,
-    learned_logit,
     linear,
+    logit_scale,
     normed_vectors,
     softmax,
 )
@@ -37,10 +37,8 @@ def related_regions(w, images, *, num_layers, unit_projection, training):
             rows = []
             for a in v:
                 relation = [(linear(w, f"{name}.theta", a) * linear(w, f"{name}.phi", c)).sum() for c in v]
-                told = sum(
-                    r / len(v) * linear(w, f"{name}.tell", c) for r, c in zip(relation, v, strict=True)
-                )
-                rows.append(linear(w, f"{name}.output", told))
+                message = sum(r / len(v) * linear(w, f"{name}.tell", c) for r, c in zip(relation, v, strict=True))
+                rows.append(linear(w, f"{name}.output", message))
             changes.append(torch.stack(rows))
         norms[f"{name}.norm"] = BatchNorm(w, f"{name}.norm", training=training)
         changes = normed_vectors(norms[f"{name}.norm"], changes)
@@ -57,7 +55,7 @@ def logits(w, images, captions, *, num_layers, unit_projection, last_norm, train
         norms["last_norm"] = BatchNorm(w, "last_norm", training=training)
         vectors = list(normed_vectors(norms["last_norm"], [torch.stack(vectors)])[0])
     texts = [gru(w, "word_gru", [w["embed.weight"][k] for k in caption])[-1] for caption in captions]
-    return all_pairs(vectors, texts, lambda v, t: learned_logit(w, (l2(v) * l2(t)).sum())), norms
+    return all_pairs(vectors, texts, lambda v, t: logit_scale(w, (l2(v) * l2(t)).sum())), norms
 
 
 def captioning_loss(w, regions, captions, *, max_words):

@@ -18,7 +18,7 @@ from sremkit.training.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from sremkit.training.run_folder import RunFolder
+from sremkit.training.run_folder import DamagedWarning, RunFolder
 
 TENSORS = {"model/w": torch.arange(6.0).reshape(2, 3), "generator/cpu": torch.get_rng_state()}
 FACTS = {"position": {"best_score": 0.1 + 0.2, "epoch": 3}}
@@ -60,9 +60,26 @@ def test_the_newest_complete_checkpoint_is_taken(tmp_path: Path) -> None:
         folder.save_step(step, TENSORS, {"step": step})
     assert sorted(f.name for f in folder.checkpoints.iterdir()) == ["step-00000010", "step-00000015"]
     (folder.checkpoints / "step-00000015" / checkpoint.FACTS).write_text('{"half')
-    saved = folder.latest_step()
+    with pytest.warns(DamagedWarning, match="step-00000015 is damaged .* step-00000010 is used instead"):
+        saved = folder.latest_step()
     assert saved is not None
     assert saved[1]["step"] == 10
+
+
+def test_a_crash_while_an_old_checkpoint_is_removed_leaves_only_complete_ones(tmp_path: Path, monkeypatch) -> None:
+    folder = RunFolder.create(tmp_path / "run", config="")
+    for step in (1, 2):
+        folder.save_step(step, TENSORS, {"step": step})
+
+    def remove_one_file_and_crash(path: Path, **_: object) -> None:
+        if path.exists():
+            (path / checkpoint.FACTS).unlink()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", remove_one_file_and_crash)
+    with pytest.raises(KeyboardInterrupt):
+        folder.save_step(3, TENSORS, {"step": 3})
+    assert [is_valid(path) for path in folder.checkpoints.glob("step-*")] == [True, True]
 
 
 def test_only_the_best_model_stays(tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from sremkit.cli.main import main
+from sremkit.config.recipes import OptionsDroppedWarning
 from sremkit.training.run_folder import RunFolder
+from sremkit.training.state import seed_generators
 
 # Two processes a test are as many as there are cores: side by side with others they disturb each other.
 pytestmark = pytest.mark.alone
@@ -27,7 +29,9 @@ ACCELERATE = ["accelerate.commands.launch", "--multi_gpu", "--num_processes=2", 
 
 
 def torchrun(*arguments: str, port: int, launcher: list[str] = TORCHRUN) -> str:
+    paths = [str(SCRIPT.parents[1]), os.environ.get("PYTHONPATH", "")]  # scripts import from `training` too
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     run = subprocess.run(
         [sys.executable, "-m", *(part.format(port=port) for part in launcher), *arguments],
         capture_output=True, text=True, check=False, env=environment, timeout=300,
@@ -59,6 +63,14 @@ def test_loss_and_gradients_of_two_processes_are_those_of_one_on_the_joined_batc
     assert 0.05 < float(share) < 1.0
 
 
+def test_a_run_of_two_processes_with_uneven_shards_resumes_exactly(tmp_path: Path) -> None:
+    lines = torchrun(str(SCRIPT.with_name("two_process_resume.py")), str(tmp_path), port=29616).splitlines()
+    told = {words[0]: words[1:] for words in (line.split() for line in lines)}
+    assert told["generators"] == ["generator/cpu", "generator/cpu-1"]
+    assert told["resumed"] == ["True"]
+    assert told["crippled"] == ["False"]  # so the second process draws random numbers of its own
+
+
 SMALL = [
     "train", "scenes-srem",
     "--set", "data.train_options.num_scenes=13",  # 65 pairs: the last batch holds one pair, fewer than processes
@@ -69,12 +81,8 @@ SMALL = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("launcher", "port"), [(TORCHRUN, 29612), (ACCELERATE, 29614)], ids=["torchrun", "accelerate"]
-)
-def test_the_command_trains_in_two_processes_and_one_writes(
-    tmp_path: Path, launcher: list[str], port: int
-) -> None:
+@pytest.mark.parametrize(("launcher", "port"), [(TORCHRUN, 29612), (ACCELERATE, 29614)], ids=["torchrun", "accelerate"])
+def test_the_command_trains_in_two_processes_and_one_writes(tmp_path: Path, launcher: list[str], port: int) -> None:
     out = torchrun("-m", "sremkit", *SMALL, "--out", str(tmp_path / "run"), port=port, launcher=launcher)
     assert out.count("the run is in") == 1
     folder = RunFolder.open(tmp_path / "run")
@@ -87,7 +95,8 @@ def test_the_command_trains_in_two_processes_and_one_writes(
 def test_a_run_in_one_process_is_the_same_but_for_rounding(tmp_path: Path) -> None:
     shareable = [*SMALL, "--set", "data.train_options.num_scenes=12"]  # 60 pairs: 32 and 28
     torchrun("-m", "sremkit", *shareable, "--out", str(tmp_path / "two"), port=29613)
-    main([*shareable, "--out", str(tmp_path / "one")])
+    with pytest.warns(OptionsDroppedWarning, match="model.name is 'scan-t2i'"):
+        main([*shareable, "--out", str(tmp_path / "one")])
     one, two = (
         RunFolder.open(tmp_path / "one").read_metrics(),
         RunFolder.open(tmp_path / "two").read_metrics(),
@@ -129,3 +138,13 @@ def test_a_signal_to_one_process_stops_them_all_and_the_run_is_saved(tmp_path: P
     for process, text in zip(processes, told, strict=True):
         assert f"stopped after {steps} steps and saved" in text
         assert process.returncode == processes[0].returncode != 0
+
+
+def test_every_process_has_its_own_random_stream_and_the_first_that_of_a_single_process() -> None:
+    draws = []
+    for rank in range(3):
+        seed_generators(7, rank)
+        draws.append(torch.rand(4).tolist())
+    torch.manual_seed(7)
+    assert draws[0] == torch.rand(4).tolist()
+    assert draws[0] != draws[1] != draws[2] != draws[0]

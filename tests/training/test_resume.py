@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from sremkit.training.checkpoint import is_valid
+from sremkit.training.diagnostics import StoppedError
+from sremkit.training.reporters import Reporter
 from sremkit.training.run_folder import RunFolder
-from sremkit.training.trouble import StoppedError
 from training import tiny
 
 KILLS = 20
@@ -50,7 +51,7 @@ def test_dropout_and_selection_are_at_work(uninterrupted: RunFolder) -> None:
         assert not torch.equal(tensors["generator/cpu"], torch.get_rng_state())  # nothing else draws from it
 
 
-class StopAfter:
+class StopAfter(Reporter):
     """Sends this process Ctrl-C after so many steps."""
 
     def __init__(self, steps: int) -> None:
@@ -61,23 +62,13 @@ class StopAfter:
         if self.left == 0:
             signal.raise_signal(signal.SIGINT)
 
-    def epoch(self, row: dict) -> None: ...
-
-    def warn(self, sentence: str) -> None: ...
-
-    def say(self, sentence: str) -> None: ...
-
-    def expect(self, epochs: int, *, at_most: bool) -> None: ...
-
 
 # 6 batches an epoch: the first step, in the warm-up, at the end of an epoch, in the middle, near the end.
 @pytest.mark.parametrize("steps", [1, 8, 12, 15, 24, 47])
-def test_stopped_by_ctrl_c_and_resumed_it_is_the_same(
-    uninterrupted: RunFolder, tmp_path: Path, steps: int
-) -> None:
+def test_stopped_by_ctrl_c_and_resumed_it_is_the_same(uninterrupted: RunFolder, tmp_path: Path, steps: int) -> None:
     folder = RunFolder.create(tmp_path / "run", config="")
     with pytest.raises(
-        StoppedError, match=rf"stopped after {steps} steps and saved; go on with `srem train --resume"
+        StoppedError, match=rf"stopped after {steps} steps and saved; continue with `srem train --resume"
     ):
         tiny.tiny_trainer(folder, reporter=StopAfter(steps), checkpoint_minutes=1e9).run()
     torch.manual_seed(12345)  # whatever happened in between
@@ -97,9 +88,7 @@ class PowerCut:
     def warn(self, sentence: str) -> None: ...
 
 
-def test_an_epoch_whose_row_was_written_but_not_its_end_appears_once(
-    uninterrupted: RunFolder, tmp_path: Path
-) -> None:
+def test_an_epoch_whose_row_was_written_but_not_its_end_appears_once(uninterrupted: RunFolder, tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", config="")
     with pytest.raises(ConnectionAbortedError):
         tiny.tiny_trainer(folder, reporter=PowerCut(), checkpoint_minutes=0.0).run()
@@ -114,9 +103,7 @@ def test_a_finished_run_resumed_stays_as_it_is(uninterrupted: RunFolder) -> None
     assert before[1] == after[1]
 
 
-def test_killed_twenty_times_at_random_it_still_ends_the_same(
-    uninterrupted: RunFolder, tmp_path: Path
-) -> None:
+def test_killed_twenty_times_at_random_it_still_ends_the_same(uninterrupted: RunFolder, tmp_path: Path) -> None:
     path = tmp_path / "run"
     command = [sys.executable, tiny.__file__, str(path)]
     moments = random.Random(0)

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from small_models import SMALL, make_items, small_matcher
+from sremkit.config.recipes import TrainingSettings
 from sremkit.data.batch import Batch
 from sremkit.errors import UserError
 from sremkit.methods import build_method
 from sremkit.models import Matcher, build_matcher
 from sremkit.objectives import Loss
-from sremkit.recipes import TrainingSettings
-from sremkit.training.scorers import scorer_for
-from sremkit.training.step import OptimizerStep
+from sremkit.training.step import OptimizerStep, build_forward
 
 CPU = torch.device("cpu")
 
@@ -28,24 +27,22 @@ def losses(steps: int, *, inside_another_region: bool) -> list[Tensor]:
     settings = TrainingSettings(precision="bf16", learning_rate=0.05)
     step = OptimizerStep(matcher, build_method("infonce"), settings, device=CPU)
     with torch.autocast("cpu", torch.bfloat16) if inside_another_region else nullcontext():
-        return [step(batch, warmup=False).loss for _ in range(steps)]
+        return [step(batch, warmup=False).total for _ in range(steps)]
 
 
-def test_a_step_sees_the_weights_that_the_step_before_left_even_inside_another_region_of_half_precision() -> (
-    None
-):
+def test_a_step_sees_the_weights_that_the_step_before_left_even_inside_another_region_of_half_precision() -> None:
     alone, inside = losses(4, inside_another_region=False), losses(4, inside_another_region=True)
     assert alone[-1] < alone[0] - 0.1
     torch.testing.assert_close(inside, alone, rtol=0.02, atol=0.02)
 
 
-@pytest.mark.parametrize("others", [{"micro_batch": 4}, {}], ids=["pieces", "processes"])
+@pytest.mark.parametrize("others", [{"grad_cache_chunk_size": 4}, {}], ids=["pieces", "processes"])
 def test_compiling_what_is_joined_or_cut_is_refused(others: dict) -> None:
     settings = TrainingSettings(compile=True, **others)
     with pytest.raises(
-        UserError, match=r"training\.compile works in one process, without training\.micro_batch"
+        UserError, match=r"training\.compile works in one process, without training\.grad_cache_chunk_size"
     ):
-        scorer_for(small_matcher("dual"), settings, world=1 if others else 2)
+        build_forward(small_matcher("dual"), settings, world=1 if others else 2)
 
 
 class Lopsided:
@@ -62,8 +59,8 @@ class Lopsided:
 def test_the_gradients_of_two_networks_are_clipped_apart() -> None:
     """One whose gradient is enormous must not stop the other from learning."""
     member = {"name": "dual", "options": SMALL["dual"]}
-    twins = build_matcher("twins", member=member)
-    step = OptimizerStep(twins, Lopsided(twins.networks()), TrainingSettings(clip=2.0), device=CPU)
+    twins = build_matcher("two-networks", member=member)
+    step = OptimizerStep(twins, Lopsided(twins.networks()), TrainingSettings(max_grad_norm=2.0), device=CPU)
     step(make_items(dtype=torch.float32).batch("dual"), warmup=False)
     first, second = (torch.cat([p.grad.flatten() for p in n.parameters()]) for n in twins.networks())
     assert first.norm().item() == pytest.approx(2.0, rel=1e-4)
@@ -77,12 +74,12 @@ def graphs() -> int:
 
 @pytest.mark.parametrize(("backbone", "method"), [("dual", "srem"), ("dual", "infonce"), ("vsrn", "srem")])
 def test_a_step_leaves_nothing_of_its_graph_behind(backbone: str, method: str) -> None:
-    """What is kept of a recorded step would keep all gradients on the streams that it was recorded on."""
+    """What is kept of a captured step would keep all gradients on the streams that it was captured on."""
     matcher = small_matcher(backbone, dtype=torch.float32)
     step = OptimizerStep(matcher, build_method(method), TrainingSettings(), device=CPU)
     batch = make_items(dtype=torch.float32).batch(backbone)
     before = graphs()
-    outcome = step(batch, warmup=False)
+    result = step(batch, warmup=False)
     assert graphs() == before
-    assert bool(outcome.extra) is (backbone == "vsrn")  # which has a loss of its own
-    assert torch.isfinite(outcome.loss)
+    assert bool(result.extra_losses) is (backbone == "vsrn")  # which has a loss of its own
+    assert torch.isfinite(result.total)

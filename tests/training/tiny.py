@@ -11,17 +11,23 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from sremkit.config.recipes import TrainingSettings
 from sremkit.data import Batches, Pairs, make_noise
 from sremkit.data.features import ArrayFeatures
-from sremkit.evaluation.noise_watch import NoiseWatch
+from sremkit.evaluation.noise_observer import NoiseObserver
 from sremkit.evaluation.scoring import validation_metrics
 from sremkit.methods import build_method
-from sremkit.recipes import TrainingSettings
-from sremkit.training.loop import Trainer
 from sremkit.training.run_folder import RunFolder
+from sremkit.training.trainer import Trainer
 
 SETTINGS = dict(
-    epochs=6, warmup_epochs=2, decay_after=3, batch_size=16, learning_rate=3e-3, checkpoint_minutes=1e-3
+    epochs=6,
+    warmup_epochs=2,
+    adaptive_warmup=False,  # so that tests know the epochs of the warm-up
+    decay_after=3,
+    batch_size=16,
+    learning_rate=3e-3,
+    checkpoint_minutes=1e-3,
 )
 
 
@@ -52,7 +58,7 @@ def tiny_trainer(
     **changes,
 ):
     """A trainer of the tiny run; `changes` go to its settings, or replace arguments of the trainer."""
-    method_options = changes.pop("method_options", {})
+    method_options, process = changes.pop("method_options", {}), changes.pop("process", (0, 1))
     arguments = {key: changes.pop(key) for key in ("reporter", "validate", "observer") if key in changes}
     clean = pairs or tiny_pairs()
     noise = make_noise(clean.image_of_text, rate=noise_rate, seed=1)
@@ -61,22 +67,21 @@ def tiny_trainer(
     built = build_method(method, **method_options)
     matcher = built.model("dual", image_dim=12, text_dim=8, hidden_size=16, embed_size=8, dropout=0.2)
     given = clean.paired_as(noise.image_of_text)
-    trusted = (
-        Batches(tiny_pairs(num_images=8), batch_size=settings.batch_size) if built.needs_trusted else None
-    )
+    trusted = Batches(tiny_pairs(num_images=8), batch_size=settings.batch_size) if built.needs_trusted else None
     arguments = {
         "validate": lambda model: validation_metrics(model, clean),
-        "observer": NoiseWatch(clean.image_of_text),
+        "observer": NoiseObserver(clean.image_of_text),
         **arguments,
     }
     return Trainer(
         matcher,
         built,
-        Batches(given, batch_size=settings.batch_size, seed=settings.seed),
+        Batches(given, batch_size=settings.batch_size, seed=settings.seed, shard=process),
         settings,
         device=torch.device("cpu"),
         folder=folder,
         trusted=trusted,
+        process=process,
         model_facts={"model": {"name": matcher.name, "options": matcher.options}, "vocabulary": None},
         **arguments,
     )

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from sremkit.config.recipes import TrainingSettings
 from sremkit.data import Batches, Vocabulary
-from sremkit.data.scenes import make_scenes
+from sremkit.data.generated.scenes import make_scenes
 from sremkit.methods import build_method
 from sremkit.models import build_matcher
-from sremkit.recipes import TrainingSettings
-from sremkit.training.distributed import JoinedMatcher, join_ids, sum_gradients
-from sremkit.training.step import OptimizerStep
+from sremkit.training.distributed import JointForward, all_reduce_gradients, join_ids
+from sremkit.training.step import OptimizerStep, TrackedForward
 
 BACKBONES = ("scan-t2i", "scan-i2t", "imram", "vse-infty", "sgr", "saf", "sgraf")
 
@@ -45,9 +45,9 @@ def main() -> None:
         alone = method.loss(twin, batch, warmup=False)
         alone.total.backward()
         part = join_ids(doubled(next(iter(own.epoch(0)))))
-        joined = method.loss(JoinedMatcher(matcher), part, warmup=False)
+        joined = method.loss(TrackedForward(JointForward(matcher)), part, warmup=False)
         joined.total.backward()
-        sum_gradients(list(matcher.parameters()))
+        all_reduce_gradients(list(matcher.parameters()))
         assert torch.equal(part.pair_id, batch.pair_id)
         loss = abs(joined.total.item() - alone.total.item()) / abs(alone.total.item())
         # Relative to the largest gradient of the model: a bias before a normalisation has none but rounding.
@@ -62,7 +62,7 @@ def main() -> None:
         if rank == 0:
             print(name, loss, np.max(grads), int(alone.active_i2t.sum()), flush=True)
     told_of_a_step(whole, own, len(vocabulary))
-    dist.barrier()  # as `joined` in sremkit.training.processes does, and why
+    dist.barrier()  # as `process_group` in sremkit.training.distributed does, and why
     dist.destroy_process_group()
 
 
@@ -74,11 +74,9 @@ def told_of_a_step(whole: Batches, own: Batches, vocab_size: int) -> None:
     twin = copy.deepcopy(matcher)
     told = []
     for model, batches, world in ((twin, whole, 1), (matcher, own, dist.get_world_size())):
-        step = OptimizerStep(
-            model, build_method("srem"), TrainingSettings(), device=torch.device("cpu"), world=world
-        )
-        outcome = step(doubled(next(iter(batches.epoch(0)))), warmup=False)
-        told.append([outcome.loss.item(), outcome.extra["captioning"].item()])
+        step = OptimizerStep(model, build_method("srem"), TrainingSettings(), device=torch.device("cpu"), world=world)
+        result = step(doubled(next(iter(batches.epoch(0)))), warmup=False)
+        told.append([result.total.item(), result.extra_losses["captioning"].item()])
     (loss, captioning), joined = told
     differences = [abs(joined[0] - loss) / loss, abs(joined[1] - captioning) / captioning]
     everywhere = torch.tensor(joined, dtype=torch.float64)

@@ -1,1 +1,1 @@
-"""Find the wrong pairs in anybody's data: verdicts, report, export."""
+"""The audit of image-text pairs: scores, mismatches, report, export."""

@@ -4,57 +4,114 @@
     audit.find()
     audit.report()
 
-The verdicts are in `audit.get_issues()`, the figures in `audit.summary`, everything in the audit's folder.
+The verdicts are in `audit.get_issues()`, the figures in `audit.summary`, everything in the audit's folder. Its stages
+read, embed, score and write; each continues where an earlier call was interrupted:
+
+    DIR/audit.json       what is audited; written first
+    DIR/features/KEY     extracted features, by a hash of the input
+    DIR/folds/KEY        finished folds of the cross-fitting
+    DIR/pairs.parquet    every input row with its verdict
+    DIR/summary.json     the figures; written last, so with it the audit is complete
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
-from sremkit.audit.own_rows import NO_PAIR
-from sremkit.audit.preparation import Encoders, Progress
-from sremkit.audit.report import write_report
-from sremkit.audit.sources import (
+from sremkit.audit.embed import (
+    EmbeddedPairs,
+    Encoders,
+    InputPairs,
+    embed_pairs,
+    fingerprint_rows,
+    inspect_inputs,
+    score_pairs,
+)
+from sremkit.audit.export import Counts, Select, export
+from sremkit.audit.frames import source_of_dataset, source_of_frame
+from sremkit.audit.inputs import (
     Source,
     open_source,
+    reopen_source,
     source_of_embeddings,
     source_of_pairs,
     source_of_run,
 )
-from sremkit.audit.stages import Choice, Finished, Task, judge_by_cross_fitting, run_stages
-from sremkit.data.pairs import Pairs
+from sremkit.audit.issues.find import count_issues, find_issues
+from sremkit.audit.report import write_report
+from sremkit.audit.result_table import (
+    BEGUN,
+    OWN_PREFIX,
+    PAIRS,
+    SUMMARY,
+    VERSION,
+    ResultTable,
+    arrow,
+    build_table,
+    read_summary,
+    write_table,
+)
+from sremkit.audit.scoring.cross_fit import Progress
+from sremkit.audit.scoring.cutoff import CutoffRule
+from sremkit.audit.scoring.near_duplicates import caption_groups, image_groups
+from sremkit.audit.scoring.threshold_curve import ThresholdCurve
+from sremkit.audit.scoring.types import WORD_EPOCHS, ScoringSettings
+from sremkit.data.pairs import MISSING, Pairs
 from sremkit.errors import DataError, UserError
+from sremkit.extras import require
+from sremkit.io import check_version, read_json_or_empty, write_json
+from sremkit.version import __version__
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from PIL.Image import Image
 
+DATASET_COLUMNS = ("match_probability", "is_mismatch", "better_text", "problem")  # that a dataset gets
+FEATURES, FOLDS, SHARDS = "features", "folds", "shards"  # the last only in a sharded audit
+
 
 class Audit:
-    """Finds the wrong pairs in anybody's data, without looking at any truth.
+    """Finds the mismatched pairs in a collection, without any ground truth.
 
-    Rows that cannot be read are no reason to stop: they stay in the table, with what is wrong with them.
+    Rows that cannot be read do not stop the audit: they stay in the table, with the reason.
     """
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
+    def __init__(self, source: Source | None) -> None:
+        self._source = source
         self.out: Path | None = None
-        self._finished: Finished | None = None
+        self.was_complete = False  # whether the folder held this very audit before `find` was called
+        self._table: pa.Table | None = None
+        self._summary: dict[str, Any] = {}
+
+    @property
+    def source(self) -> Source:
+        """The pairs and their rows; those of a loaded audit are opened where they were."""
+        if self._source is None:
+            self._source = reopen_source(self._summary.get("source", {}), len(self._result()))
+        return self._source
 
     @classmethod
-    def open(
-        cls, path: str | Path, *, format: str | None = None, split: str | None = None, **options: Any
-    ) -> Audit:
-        """Pairs in any format that `srem list formats` names, recognised where it is not named.
+    def load(cls, folder: str | Path) -> Audit:
+        """A finished audit, for its table, summary, report and exports. The pairs are read again only for images."""
+        folder = Path(folder)
+        audit = cls(None)
+        audit._table, audit._summary = ResultTable(folder).read(), read_summary(folder)
+        audit.out, audit.was_complete = folder, True
+        return audit
 
-        Args:
-            split: only this one; by default all.
-            options: the format's own.
-        """
+    @classmethod
+    def open(cls, path: str | Path, *, format: str | None = None, split: str | None = None, **options: Any) -> Audit:
+        """Pairs in any format of `srem list formats`, recognised unless it is named, with the format's options."""
         return cls(open_source(path, format=format, split=split, **options))
 
     @classmethod
@@ -68,9 +125,45 @@ class Audit:
         image_root: str | Path | None = None,
         **options: Any,
     ) -> Audit:
-        """A CSV or TSV file: the columns of picture paths, captions and ids, where they have unusual names."""
-        named: dict[str, Any] = {"image": image, "text": text, "id": id, "image_root": image_root}
-        return cls.open(path, format="table", **named, **options)
+        """A CSV or TSV file; name the columns of image paths, captions and ids if they are not recognised."""
+        return cls.open(path, format="table", image=image, text=text, id=id, image_root=image_root, **options)
+
+    @classmethod
+    def from_pandas(
+        cls,
+        frame: Any,
+        *,
+        image: str | None = None,
+        text: str | None = None,
+        id: str | None = None,
+        image_root: str | Path | None = None,
+        name: str = "frame",
+        **options: Any,
+    ) -> Audit:
+        """A pandas data frame with a column of image paths and one of captions; columns as for `from_csv`.
+
+        Args:
+            image_root: folder that relative image paths start from; by default the current folder.
+            name: of the collection, for the audit's folder and the report.
+        """
+        columns = {"image": image, "text": text, "id": id}
+        return cls(source_of_frame(frame, name=name, image_root=image_root, **columns, **options))
+
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Any,
+        *,
+        image: str | None = None,
+        text: str | None = None,
+        id: str | None = None,
+        image_root: str | Path | None = None,
+        name: str = "dataset",
+        **options: Any,
+    ) -> Audit:
+        """One split of a Hugging Face dataset, whose images are a column of the type `datasets.Image` or paths."""
+        columns = {"image": image, "text": text, "id": id}
+        return cls(source_of_dataset(dataset, name=name, image_root=image_root, **columns, **options))
 
     @classmethod
     def from_parquet(cls, path: str | Path, **options: Any) -> Audit:
@@ -79,7 +172,7 @@ class Audit:
 
     @classmethod
     def from_folder(cls, path: str | Path, **options: Any) -> Audit:
-        """A folder of pictures, each with a .txt file of the same name."""
+        """A folder of images, each with a .txt file of the same name."""
         return cls.open(path, format="folder", **options)
 
     @classmethod
@@ -89,7 +182,7 @@ class Audit:
 
     @classmethod
     def from_json(cls, path: str | Path, **options: Any) -> Audit:
-        """A Karpathy split file or COCO's captions; image_root= says where the pictures lie."""
+        """A Karpathy split file or COCO captions; image_root= is the folder of the images."""
         return cls.open(path, **options)
 
     @classmethod
@@ -101,17 +194,17 @@ class Audit:
         ids: Sequence[str] | None = None,
         texts: Sequence[str] | None = None,
     ) -> Audit:
-        """Vectors of any widths, as arrays or .npy files; row k of both is pair k."""
+        """Vectors of any width, as arrays or .npy files; row k of both is pair k."""
         return cls(source_of_embeddings(image_emb, text_emb, ids=ids, texts=texts))
 
     @classmethod
     def from_run(cls, folder: str | Path) -> Audit:
-        """The training pairs of a run of `srem train`, as they were given to it."""
+        """The training pairs of a run of `srem train`, with the noise that was injected into them."""
         return cls(source_of_run(folder))
 
     @classmethod
     def from_pairs(cls, pairs: Pairs) -> Audit:
-        """Pairs that are in memory already."""
+        """Pairs in memory."""
         return cls(source_of_pairs(pairs))
 
     def find(
@@ -126,83 +219,271 @@ class Audit:
         seed: int = 0,
         workers: int | None = None,
         progress: Progress | None = None,
-        say: Callable[[str], None] | None = None,
+        notify: Callable[[str], None] = lambda message: None,
     ) -> Audit:
-        """Judge every pair. Stopped at any moment, the same call goes on where it was.
+        """Score every pair and flag mismatches. An interrupted call is continued by an equal one.
 
         Args:
-            out: folder for everything; by default one called NAME-audit in the current folder.
-            precision: call mismatches so that this share of them is expected to be wrong; 0.95 by default.
-            fraction: or call this share of all pairs, the worst.
-            threshold: or call those whose mismatch score is lower.
-            encoder: folder of a CLIP or SigLIP model of transformers, in the place of the default encoders.
-            words: also look for captions that are wrong in one word; takes some minutes for every 10,000 pairs.
-            workers: processes that extract features; by default one for every core.
-            progress: is told the stage, how much of it is done, and how much there is.
-            say: is told sentences for people, such as that the input has changed.
+            out: folder of the audit; by default NAME-audit in the current folder.
+            precision: flag as many pairs as possible with at least this expected precision; 0.95 by default.
+            fraction: or flag this fraction of all pairs, those with the lowest scores.
+            threshold: or flag the pairs with a lower match probability.
+            encoder: folder of a CLIP or SigLIP model of transformers, instead of the default encoders.
+            words: also find captions that are wrong in one word; takes some minutes for every 10,000 pairs.
+            workers: processes that extract features; by default one for each core.
+            progress: called with a stage, the number of items done and the total.
+            notify: called with messages for the user, such as that the input has changed.
         """
-        choice = Choice.of(precision, fraction, threshold)
-        self.out = Path(out) if out is not None else Path(f"{self.source.pairs.name}-audit")
-        task = Task(
-            out=self.out,
-            choice=choice,
-            encoders=self._encoders(encoder),
-            judge=self._judge,
-            words=words,
-            seed=seed,
-            workers=workers,
-            progress=progress,
-            say=say or (lambda sentence: None),
-        )
-        self._finished = run_stages(self.source, task)
+        arrow()  # a missing package is reported now, not after hours of work
+        source, rule, encoders = self.source, CutoffRule.of(precision, fraction, threshold), Encoders.open(encoder)
+        self.out = Path(out) if out is not None else Path(f"{source.pairs.name}-audit")
+        if words and not source.has_texts:
+            raise UserError("--words needs captions, and embeddings alone have none; leave it out")
+        seconds: dict[str, float] = {}
+
+        with timed(seconds, "reading"):
+            inputs = inspect_inputs(source.pairs, encoders, progress)
+            identity = {
+                "key": inputs.key,
+                "rows_key": fingerprint_rows(source.rows),
+                "seed": seed,
+                "words": words,
+                "cutoff": rule.as_dict(),
+            }
+        if self._load_complete(identity):
+            return self
+        self._begin(inputs, notify)
+
+        with timed(seconds, "features"):
+            folder = self.out / FEATURES / inputs.key
+            embedded = embed_pairs(inputs, folder, encoders, workers=workers, progress=progress)
+
+        with timed(seconds, "scoring"):
+            settings = ScoringSettings(seed=seed, word_epochs=WORD_EPOCHS if words else 0)
+            folder = self.out / FOLDS / inputs.key
+            folder.mkdir(parents=True, exist_ok=True)
+            scores = score_pairs(embedded.pairs, settings, folder=folder, progress=from_zero(progress))
+
+        with timed(seconds, "table"):
+            is_mismatch = scores.flag(rule)
+            known = scores.match_prob[scores.is_scored]
+            threshold = rule.cutoff(lambda: [known]) if rule.applies(scores.noise_rate) else 0.0
+            curve = None if scores.noise_rate is None else ThresholdCurve([known])
+            duplicates = find_duplicates(embedded.pairs, source.has_texts)
+            kept = self.out / FEATURES / inputs.key / "image_issues.json"
+            issues = find_issues(embedded, duplicates, has_texts=source.has_texts, kept=kept, progress=progress)
+            self._table = build_table(source, embedded, scores, is_mismatch, duplicates, issues=issues, curve=curve)
+            write_table(self._table, self.out / PAIRS)
+
+        flagged = scores.match_prob[is_mismatch]
+        # Without a noise rate the scores are ranks, and their mean is no expected precision.
+        is_calibrated = scores.noise_rate is not None and len(flagged) > 0
+        self._summary = {
+            "pairs": len(source.rows),
+            "images": source.pairs.num_images,
+            "scored": int(scores.is_scored.sum()),
+            "mismatches": len(flagged),
+            "expected_precision": float((1 - flagged).mean()) if is_calibrated else None,
+            "noise_rate": None if scores.noise_rate is None else asdict(scores.noise_rate),
+            "note": scores.note,
+            "threshold": float(np.clip(threshold, 0, 1)),
+            "curve": None if curve is None else curve.points(),
+            "separation": scores.separation,
+            "problems": count_problems(source, embedded),
+            "issues": count_issues(issues),
+            "duplicates": {k: int((duplicates[f"duplicate_{k}_group"] != MISSING).sum()) for k in ("text", "image")},
+            "candidates": scores.candidates,
+            **identity,
+            "settings": {"seed": seed, **encoders.describe(inputs.missing)},
+            "encoder": encoders.folder,
+            "source": source.facts,
+            "extracted": {k: {**asdict(work), "seconds": round(work.seconds, 2)} for k, work in embedded.work.items()},
+            "seconds": {stage: round(elapsed, 2) for stage, elapsed in seconds.items()},
+            "versions": versions(),
+        }
+        write_json(self.out / SUMMARY, self._summary)
+        self.was_complete = False
         return self
 
     def get_issues(self, *, mismatches_only: bool = False) -> pa.Table:
-        """Every row with its verdict, worst first if only mismatches are asked for."""
-        table = self._result().table
-        if not mismatches_only:
-            return table
-        wrong = table.filter(table["is_mismatch"])
-        return wrong.sort_by("mismatch_score")
+        """Every row with its verdict; or only the mismatches, the lowest score first."""
+        table = self._result()
+        return table.filter(table["is_mismatch"]).sort_by("match_probability") if mismatches_only else table
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Estimated noise rate with its interval, counts, settings, seconds a stage."""
-        return self._result().summary
+        """Estimated noise rate with its interval, counts, settings, and seconds of each stage."""
+        self._result()
+        return self._summary
 
-    @property
-    def was_complete(self) -> bool:
-        """Whether the folder held this very audit before `find` was called."""
-        return self._result().was_complete
+    def to_pandas(self, *, mismatches_only: bool = False) -> Any:
+        """`get_issues` as a pandas data frame, indexed by the rows of the input."""
+        require("pandas", extra="pandas", purpose="return a data frame")
+        table = self._result().append_column("row", arrow().array(np.arange(len(self._result()))))
+        if mismatches_only:
+            table = table.filter(table["is_mismatch"]).sort_by("match_probability")
+        return table.to_pandas().set_index("row").rename_axis(None)
 
-    def report(self) -> Path:
-        """Write report.html, one file that opens anywhere; returns its path."""
+    def add_to_dataset(self, dataset: Any, *, keep_only: bool = False) -> Any:
+        """The Hugging Face dataset that was audited with the verdict of each row as new columns.
+
+        Args:
+            keep_only: only the rows that have a score and are not flagged as mismatches.
+        """
+        table = self._result()
+        if len(table) != len(dataset):
+            raise UserError(f"the audit has {len(table):,} rows and the dataset {len(dataset):,}; give the audited one")
+        for name in DATASET_COLUMNS:
+            taken = name in dataset.column_names
+            dataset = dataset.add_column(OWN_PREFIX + name if taken else name, table[name].to_pylist())
+        kept = table["problem"].is_null().to_numpy() & ~np.array(table["is_mismatch"].fill_null(False))
+        return dataset.select(np.flatnonzero(kept)) if keep_only else dataset
+
+    def export(
+        self,
+        out: str | Path,
+        *,
+        format: str | None = None,
+        select: Select = "keep",
+        precision: float | None = None,
+        fraction: float | None = None,
+        threshold: float | None = None,
+        split: str | None = None,
+    ) -> Counts:
+        """Write the pairs to keep, or others, in the format that the file's ending names.
+
+        Args:
+            format: one of `sremkit.audit.export.EXPORTS`, if the ending does not decide.
+            select: "keep", "drop" or "all".
+            precision, fraction, threshold: another cutoff than that of the audit, as for `find`.
+            split: only the pairs of this split.
+        """
         self._result()
         assert self.out is not None
-        has_pictures = self.source.pairs.images is not None
-        return write_report(self.out, picture_of=self.picture_of if has_pictures else None)
+        rule = (precision, fraction, threshold)
+        cutoff = None if rule == (None, None, None) else CutoffRule(*rule)
+        return export(self.out, out, format=format, select=select, cutoff=cutoff, split=split)
 
-    def picture_of(self, row: int) -> Image | None:
-        """The picture of a row of the table; None where there is none or it cannot be read."""
+    def report(self) -> Path:
+        """Write report.html, one file that loads nothing, and return its path."""
+        self._result()
+        assert self.out is not None
+        if "sharded" in self._summary:  # written when the shards were merged
+            return self.out / "report.html"
+        return write_report(self.out, image_of=self.image_of if self._has_images() else None)
+
+    def _has_images(self) -> bool:
+        try:
+            return self.source.pairs.images is not None
+        except UserError:  # the input of a loaded audit is gone
+            return False
+
+    def image_of(self, row: int) -> Image | None:
+        """The image of a row of the table; None where there is none or it cannot be read."""
+        if not self._has_images():
+            return None
         pairs, number = self.source.pairs, int(self.source.rows.pair_of_row[row])
-        if pairs.images is None or number == NO_PAIR:
+        if pairs.images is None or number == MISSING:
             return None
         try:
             return pairs.images.open(int(pairs.image_of_text[number]))
         except DataError:
             return None
 
-    def _result(self) -> Finished:
-        if self._finished is None:
-            raise UserError("nothing has been judged yet; call find() first")
-        return self._finished
+    def _result(self) -> pa.Table:
+        if self._table is None:
+            raise UserError("the pairs have no scores yet; call find() first")
+        return self._table
 
-    def _encoders(self, folder: str | Path | None) -> Encoders:
-        if folder is None:
-            return Encoders.default()
-        from sremkit.features.clip_folder import open_encoders
+    def _load_complete(self, identity: dict[str, Any]) -> bool:
+        """Load an audit that was completed with the same input and settings, if it is intact."""
+        assert self.out is not None
+        try:
+            summary = read_summary(self.out)
+            if any(name not in summary or summary[name] != value for name, value in identity.items()):
+                return False
+            self._table = ResultTable(self.out).read()
+        except DataError:  # damaged
+            return False
+        self._summary, self.was_complete = summary, True
+        return True
 
-        return Encoders(*open_encoders(folder))
+    def _begin(self, inputs: InputPairs, notify: Callable[[str], None]) -> None:
+        """Mark the folder as this audit's; notify if it was begun with another input."""
+        out, source = self.out, self.source
+        assert out is not None
+        before = begin_folder(out, sharded=False)
+        if before.get("key", inputs.key) != inputs.key:
+            notify(
+                f"the input or its encoders have changed since the audit in {out} began "
+                f"({before['rows']:,} rows then, {len(source.rows):,} now), so it is made again; "
+                f"features of unchanged images and texts are taken from {out / FEATURES}"
+            )
+        write_json(
+            out / BEGUN, {"version": VERSION, "key": inputs.key, "rows": len(source.rows), "source": source.facts}
+        )
 
-    def _judge(self, *args: Any, **options: Any) -> Any:
-        return judge_by_cross_fitting(*args, **options)
+
+def find_duplicates(pairs: Pairs, has_texts: bool) -> dict[str, np.ndarray]:
+    """Columns with the group of near-duplicate captions and images of each pair, (m,) int64, or MISSING."""
+    texts = caption_groups(pairs.texts) if has_texts else np.full(len(pairs), MISSING)
+    assert pairs.image_features is not None
+    images = image_groups(pairs.image_features.rows(np.arange(pairs.num_images)).values)
+    return {"duplicate_text_group": texts, "duplicate_image_group": images[pairs.image_of_text]}
+
+
+def count_problems(source: Source, embedded: EmbeddedPairs) -> dict[str, int]:
+    """Number of rows that could not be scored, by reason, the most frequent first."""
+    reasons = Counter(problem.reason for problem in source.rows.problems.values())
+    reasons.update(problem.reason for problem in embedded.problems.values())
+    return dict(reasons.most_common())
+
+
+def begin_folder(out: Path, *, sharded: bool) -> dict[str, Any]:
+    """Create the folder of an audit, or check that it holds one of the same kind; return its `audit.json`."""
+    if out.is_file():
+        raise UserError(f"{out} is a file; name a folder for the audit")
+    out.mkdir(parents=True, exist_ok=True)
+    before = read_json_or_empty(out / BEGUN)
+    if not (out / BEGUN).is_file():
+        others = [entry.name for entry in out.iterdir() if not entry.name.startswith(".")]
+        if others:
+            raise UserError(f"{out} holds other files, such as {min(others)}; name a new folder for the audit")
+        return before
+    check_version(before.get("version"), newest=VERSION, where=out / BEGUN)
+    was_sharded = "sharded" in before or "by_shard" in before
+    if not before:  # damaged
+        was_sharded = (out / SHARDS).is_dir()
+        if not was_sharded and not any((out / name).is_dir() for name in (FEATURES, FOLDS)):
+            return before
+    if was_sharded != sharded:
+        kind = "with" if was_sharded else "without"
+        raise UserError(f"{out} holds an audit that was made {kind} --sharded; name a new folder for this one")
+    return before
+
+
+def from_zero(progress: Progress | None) -> Progress | None:
+    """Report each stage at 0 before its first report, so that a display shows it while its first item is made."""
+    if progress is None:
+        return None
+    seen: set[str] = set()
+
+    def report(stage: str, done: int, total: int) -> None:
+        if stage not in seen:
+            seen.add(stage)
+            progress(stage, 0, total)
+        progress(stage, done, total)
+
+    return report
+
+
+@contextmanager
+def timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
+    """Measure the seconds of a stage."""
+    started = time.monotonic()
+    yield
+    seconds[stage] = time.monotonic() - started
+
+
+def versions() -> dict[str, str]:
+    return {"sremkit": __version__, "python": platform.python_version(), "torch": torch.__version__}

@@ -1,257 +1,363 @@
-"""The audit's report: one page that opens anywhere, loads nothing and stays small whatever the data."""
+"""The report of an audit: one HTML page that loads nothing and stays small whatever the data."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sremkit.audit import report_words as words
-from sremkit.audit.report_rows import ReportRows
+from sremkit.audit.result_table import ROW_GROUP_SIZE, ResultTable, arrow, read_summary
 from sremkit.errors import DataError
-from sremkit.reports.histogram import stacked_histogram
-from sremkit.reports.page import picture_uri, render
-from sremkit.training.checkpoint import replace_file
+from sremkit.io import atomic_write
+from sremkit.reports.figures import line_chart, stacked_histogram
+from sremkit.reports.page import image_uri, render
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# Everything on the page is bounded, so that the whole stays under 15 MB. The words of all cards, at their
-# longest and all of them escaped, come to about 3 MB.
-PICTURE_BYTES = 10_000_000
-CERTAIN, CERTAIN_AT_ONCE, BORDERLINE = 48, 12, 9
-SAME_CAPTION = 2  # cards of one caption, which may stand beside a thousand pictures
-DUPLICATE_GROUPS, GROUP_PICTURES, GROUP_ROWS = 9, 6, 60
-REASONS, EXAMPLES, EXAMPLES_APART = 20, 3, 12
-FIGURES = {
-    "mismatch_score": ("Score", "How likely the pair is right. Low is bad."),
-    "energy_i2t": ("Energy, picture to captions", "High means that no caption stands out for the picture."),
-    "energy_t2i": ("Energy, caption to pictures", "High means that no picture stands out for the caption."),
+# Everything on the page is bounded, so that it stays under 15 MB. The text of all cards, if it is as long as
+# possible and every character has to be escaped, takes about 3 MB.
+MAX_IMAGE_BYTES = 10_000_000
+MAX_LOWEST, SHOWN_LOWEST, MAX_BORDERLINE = 48, 12, 9
+MAX_SAME_CAPTION = 2  # cards of one caption, which may belong to a thousand images
+MAX_GROUPS, MAX_GROUP_IMAGES, MAX_GROUP_ROWS = 9, 6, 60
+MAX_REASONS, MAX_EXAMPLES, MAX_OTHER_EXAMPLES = 20, 3, 12
+MAX_DISTINCT_PROBLEMS = 1000  # messages may name the file, so there may be as many as pairs
+SHORT_CAPTION, LONG_CAPTION = 180, 3000  # characters, the second of a caption that is expanded
+MAX_NAME, MAX_LINE, MAX_SETTINGS = 120, 300, 80  # characters of an id and of a message; number of settings
+CARD_COLUMNS = ("id", "image", "text", "match_probability", "rank_i2t", "rank_t2i", "better_text", "better_text_id",
+                "better_image", "problem")  # fmt: skip
+ISSUE_TITLES = {
+    "repeated_caption": "One caption on many unrelated images",
+    "conflicting_captions": "Near-duplicate images with conflicting captions",
+    "duplicate_row_of": "Rows that repeat an earlier one",
+    "boilerplate": "Boilerplate captions",
+    "other_language": "Captions in another language or script",
+    "image_issue": "Tiny or blank images",
 }
 
 
-def write_report(
-    folder: Path, *, picture_of: Callable[[int], Image | None] | None, out: Path | None = None
-) -> Path:
-    """Write the page of a finished audit.
+def write_report(folder: Path, *, image_of: Callable[[int], Image | None] | None, out: Path | None = None) -> Path:
+    """Write the page of a finished audit and return its path, by default `report.html` in the folder.
 
     Args:
-        folder: holds `pairs.parquet` and `summary.json`.
-        picture_of: gives the picture of a row of `pairs.parquet`, or None; leave it out where only embeddings
-            are known.
-        out: the file to write; `report.html` in the folder unless said.
-
-    Returns:
-        The file written.
+        folder: holds `pairs.parquet` and `summary.json`; of the table any column may be missing.
+        image_of: returns the image of a row of `pairs.parquet`, or None; without it the page has no images.
     """
     folder = Path(folder)
-    rows, summary = ReportRows(folder / "pairs.parquet"), _read_summary(folder / "summary.json")
-    thumbnails = Thumbnails(picture_of)
-    score, wrong = rows.numbers("mismatch_score"), rows.flags("is_mismatch")
-    about = {key: summary[key] for key in ("source", "settings", "versions") if key in summary}
-    numbers = _numbers(summary, score, wrong)
+    table, summary = ResultTable(folder), read_summary(folder)
+    thumbnails = Thumbnails(image_of)
+    score, flagged = table.numbers("match_probability"), table.flags("is_mismatch")
+    numbers = _numbers(summary, score, flagged)
     page = render(
         "audit.html",
-        title=words.name(Path(str(_mapping(summary.get("source")).get("path") or folder.resolve())).name),
+        title=shorten_name(Path(str(_mapping(summary.get("source")).get("path") or folder.resolve())).name),
         numbers=numbers,
-        figures=_figures(rows, score, wrong, order_only=numbers["order_only"]),
-        has_pictures=picture_of is not None,
-        certain_at_once=CERTAIN_AT_ONCE,
-        **_cards(rows, score, wrong, thumbnails),
-        same_captions=_duplicates(rows, "duplicate_text_group", wrong, thumbnails),
-        same_pictures=_duplicates(rows, "duplicate_image_group", wrong, thumbnails),
-        problems=_problems(rows, _mapping(summary.get("problems"))),
-        choice=words.settings_lines(_mapping(summary.get("choice"))),
-        settings=words.settings_lines(about),
-        seconds=words.settings_lines(_mapping(summary.get("seconds"))),
+        figures=_figures(summary, score, flagged, numbers),
+        issues=_issues(table, _mapping(summary.get("issues"))),
+        folder=shorten_name(folder),
+        has_images=image_of is not None,
+        shown_lowest=SHOWN_LOWEST,
+        **_cards(table, score, flagged, thumbnails),
+        same_captions=_duplicates(table, "duplicate_text_group", flagged, thumbnails),
+        same_images=_duplicates(table, "duplicate_image_group", flagged, thumbnails),
+        problems=_problems(table, _mapping(summary.get("problems"))),
+        cutoff=list_settings(_mapping(summary.get("cutoff"))),
+        settings=list_settings({key: summary[key] for key in summary if key in ("source", "settings", "versions")}),
+        seconds=list_settings(_mapping(summary.get("seconds"))),
     )
     target = folder / "report.html" if out is None else Path(out)
-    replace_file(target, page)
+    atomic_write(target, page)
     return target
 
 
 class Thumbnails:
-    """Small pictures by row, as many as the page has room for."""
+    """Thumbnails by row, until the page is full."""
 
-    def __init__(self, picture_of: Callable[[int], Image | None] | None) -> None:
-        self._picture_of = picture_of
+    def __init__(self, image_of: Callable[[int], Image | None] | None) -> None:
+        self._image_of = image_of
         self._made: dict[int, str | None] = {}
-        self._room = PICTURE_BYTES
+        self._bytes_left = MAX_IMAGE_BYTES
 
     def __call__(self, row: int) -> str | None:
         if row not in self._made:
             self._made[row] = self._make(row)
         data = self._made[row]
-        if data is None or len(data) > self._room:
+        if data is None or len(data) > self._bytes_left:
             return None
-        self._room -= len(data)  # also the second time: the page then holds it twice
+        self._bytes_left -= len(data)  # also the second time: the page then holds it twice
         return data
 
     def _make(self, row: int) -> str | None:
         try:
-            picture = None if self._picture_of is None else self._picture_of(row)
-            return None if picture is None else picture_uri(picture)
-        except (DataError, OSError):  # the file may have gone since it was judged; the page is worth having
+            image = None if self._image_of is None else self._image_of(row)
+            return None if image is None else image_uri(image)
+        except (DataError, OSError):  # the file may have been removed since; the page is still of use
             return None
 
 
-def _numbers(summary: Mapping[str, Any], score: np.ndarray, wrong: np.ndarray) -> dict[str, Any]:
-    """The counts at the head of the page; the summary's where it has them, else counted here."""
-    pairs = _count(summary.get("pairs"), len(score))
-    judged = _count(summary.get("judged"), int(np.isfinite(score).sum()))
-    rate = {key: _share(value) for key, value in _mapping(summary.get("noise_rate")).items()}
+def _numbers(summary: Mapping[str, Any], score: np.ndarray, flagged: np.ndarray) -> dict[str, Any]:
+    """The counts at the top of the page: those of the summary, else counted from the table."""
+    rate = {key: _fraction(value) for key, value in _mapping(summary.get("noise_rate")).items()}
     return {
-        "pairs": pairs,
-        "judged": judged,
-        "wrong": _count(summary.get("mismatches"), int(wrong.sum())),
-        "order_only": summary.get("noise_rate", rate) is None,  # then scores are ranks, not likelihoods
+        "pairs": _count(summary.get("pairs"), len(score)),
+        "scored": _count(summary.get("scored"), int(np.isfinite(score).sum())),
+        "flagged": _count(summary.get("mismatches"), int(flagged.sum())),
+        "rank_only": summary.get("noise_rate", rate) is None,  # the scores are ranks, not probabilities
         "rate": rate.get("estimate"),
         "low": rate.get("low"),
         "high": rate.get("high"),
         "expected_precision": _number(summary.get("expected_precision")),
         "candidates": _number(summary.get("candidates")),
-        "note": words.clean(summary.get("note") or "")[: words.LONG],
+        "threshold": _fraction(summary.get("threshold")),
+        "note": clean(summary.get("note") or "")[:LONG_CAPTION],
     }
 
 
 def _figures(
-    rows: ReportRows, score: np.ndarray, wrong: np.ndarray, *, order_only: bool
+    summary: Mapping[str, Any], score: np.ndarray, flagged: np.ndarray, numbers: Mapping[str, Any]
 ) -> list[dict[str, str]]:
-    drawn = []
-    kinds = ("called", "not called") if order_only else ("look wrong", "right")
-    for column, (name, explanation) in FIGURES.items():
-        values = score if column == "mismatch_score" else rows.numbers(column)
-        finite = np.isfinite(values)
-        if not finite.any() or (order_only and values is score):  # the histogram of ranks is always flat
-            continue
-        limits = (0.0, 1.0) if values is score else tuple(np.percentile(values[finite], (0.2, 99.8)))
-        groups = {"bar-wrong": values[finite & wrong], "bar-right": values[finite & ~wrong]}
-        bad, good = (f"{len(group):,}" for group in groups.values())
-        counts = f"{bad} pairs {kinds[0]}, {good} {kinds[1]}"
-        title = f"Histogram of {column}: {counts}, median {np.median(values[finite]):.3g}"
-        svg = stacked_histogram(groups, limits=limits, xlabel=column, title=title)
-        drawn.append({"name": name, "svg": svg, "explanation": explanation})
-    return drawn
+    """Match probabilities with the cutoff; pairs against random negatives; precision and recall over the threshold."""
+    finite = np.isfinite(score)
+    if numbers["rank_only"] or not finite.any():  # a histogram of ranks is always flat
+        return []
+    cutoff = numbers["threshold"] if flagged.any() else None
+    groups = {"bar-wrong": score[finite & flagged], "bar-right": score[finite & ~flagged]}
+    bad, good = (f"{len(group):,}" for group in groups.values())
+    title = f"Histogram of match_probability: {bad} pairs flagged, {good} not, median {np.median(score[finite]):.3g}"
+    svg = stacked_histogram(groups, limits=(0.0, 1.0), xlabel="match_probability", title=title, cutoff=cutoff)
+    explanation = "1: the pair matches for certain. 0: it is a certain mismatch. Dashed: the cutoff."
+    figures = [{"name": "Match probability", "svg": svg, "explanation": explanation}]
+    separation, curve = _mapping(summary.get("separation")), _mapping(summary.get("curve"))
+    if separation:
+        edges = np.array(separation["edges"], dtype=np.float64)
+        middle = (edges[1:] + edges[:-1]) / 2
+        lines = {"line-right": separation["given"], "line-null": separation["negatives"]}
+        place = None if cutoff is None else float(np.interp(cutoff, separation["match_probability"], edges))
+        svg = line_chart(middle, lines, xlabel="match statistic", title="Pairs against random negatives", cutoff=place)
+        explanation = (
+            "Solid: your pairs. Dotted: random pairs of the same images and captions, which mismatch. Two separate "
+            "modes of the solid line, one of them over the dotted line: the verdicts are clear."
+        )
+        figures.append({"name": "Pairs against random negatives", "svg": svg, "explanation": explanation})
+    if curve:
+        precision = [math.nan if value is None else value for value in curve["expected_precision"]]
+        lines = {"line-right": precision, "line-null": curve["expected_recall"]}
+        svg = line_chart(
+            np.array(curve["threshold"]), lines, xlabel="threshold", title="Precision and recall", cutoff=cutoff
+        )
+        explanation = (
+            "Solid: expected precision, the fraction of mismatches among the flagged pairs. Dotted: expected recall, "
+            "the fraction of all mismatches that are flagged. Dashed: the cutoff."
+        )
+        figures.append({"name": "Which threshold?", "svg": svg, "explanation": explanation})
+    return figures
+
+
+def _issues(table: ResultTable, counts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Each issue that some pair has: its title, the number of pairs, and examples."""
+    found = []
+    for name, title in ISSUE_TITLES.items():
+        rows: list[int] = []
+        count = 0
+        for start, values in _chunks(table, name):
+            here = np.flatnonzero(values.is_valid())
+            count += len(here)
+            rows += [start + int(row) for row in here[: MAX_OTHER_EXAMPLES - len(rows)]]
+        if count:
+            facts = table.rows(rows, (*CARD_COLUMNS, name))
+            examples = [{**_describe(row, facts[row]), "value": shorten_name(facts[row][name])} for row in rows]
+            number = _count(counts.get(name), count)
+            found.append({"name": name, "title": title, "count": number, "examples": examples})
+    return found
 
 
 def _cards(
-    rows: ReportRows, score: np.ndarray, wrong: np.ndarray, thumbnails: Thumbnails
+    table: ResultTable, score: np.ndarray, flagged: np.ndarray, thumbnails: Thumbnails
 ) -> dict[str, list[dict[str, Any]]]:
-    """The pairs that are certainly wrong, and those on either side of the line."""
-    energy = np.nan_to_num(rows.numbers("energy_i2t")) + np.nan_to_num(rows.numbers("energy_t2i"))
-    judged = np.isfinite(score)
-    order = np.lexsort((-energy, np.where(judged, score, np.inf)))  # among equal scores the energy decides
-    bad, good = order[wrong[order] & judged[order]], order[~wrong[order] & judged[order]]
-    likely, edge = bad[: 4 * CERTAIN].tolist(), bad[-BORDERLINE:][::-1].tolist()
-    just_right = good[:BORDERLINE].tolist()
-    facts = rows.read([*likely, *edge, *just_right])
-    certain = _varied(likely, facts)[:CERTAIN]
-    just_wrong = [row for row in edge if row not in certain]
-    fitting = {facts[row]["better_image"] for row in (*certain, *just_wrong)} - {None}
-    row_of_image = rows.first_rows("image", fitting)
+    """The pairs with the lowest scores, and those on both sides of the cutoff."""
+    energy = np.nan_to_num(table.numbers("energy_i2t")) + np.nan_to_num(table.numbers("energy_t2i"))
+    scored = np.isfinite(score)
+    order = np.lexsort((-energy, np.where(scored, score, np.inf)))  # among equal scores high energy first
+    bad, good = order[flagged[order] & scored[order]], order[~flagged[order] & scored[order]]
+    candidates, edge = bad[: 4 * MAX_LOWEST].tolist(), bad[-MAX_BORDERLINE:][::-1].tolist()
+    just_right = good[:MAX_BORDERLINE].tolist()
+    facts = table.rows([*candidates, *edge, *just_right], CARD_COLUMNS)
+    lowest = _without_repeats(candidates, facts)[:MAX_LOWEST]
+    just_wrong = [row for row in edge if row not in lowest]
+    better_images = {facts[row]["better_image"] for row in (*lowest, *just_wrong)} - {None}
+    row_of_image = _first_rows(table, "image", better_images)
 
     def card(row: int) -> dict[str, Any]:
-        picture, other = thumbnails(row), row_of_image.get(facts[row]["better_image"])
-        other_picture = None if other is None else thumbnails(other)
-        return {**_said(row, facts[row]), "picture": picture, "other_picture": other_picture}
+        thumbnail, better = thumbnails(row), row_of_image.get(facts[row]["better_image"])
+        better_thumbnail = None if better is None else thumbnails(better)
+        return {**_describe(row, facts[row]), "thumbnail": thumbnail, "better_thumbnail": better_thumbnail}
 
-    chosen = {"certain": certain, "just_wrong": just_wrong, "just_right": just_right}
-    return {part: [card(row) for row in members] for part, members in chosen.items()}
+    sections = {"lowest": lowest, "just_wrong": just_wrong, "just_right": just_right}
+    return {name: [card(row) for row in rows] for name, rows in sections.items()}
 
 
-def _varied(members: list[int], facts: Mapping[int, dict[str, Any]]) -> list[int]:
-    """Leave out what would show one caption over and over."""
-    seen: dict[Any, int] = {}
+def _without_repeats(rows: list[int], facts: Mapping[int, dict[str, Any]]) -> list[int]:
+    """Leave out all but the first pairs of a caption."""
+    seen = Counter[Any]()
     kept = []
-    for row in members:
+    for row in rows:
         text = facts[row]["text"]
-        seen[text] = seen.get(text, 0) + 1
-        if text is None or seen[text] <= SAME_CAPTION:
+        seen[text] += 1
+        if text is None or seen[text] <= MAX_SAME_CAPTION:
             kept.append(row)
     return kept
 
 
-def _said(row: int, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a card or a line says of a pair."""
+def _first_rows(table: ResultTable, column: str, values: set[str]) -> dict[str, int]:
+    """The first row with each of these values in a column of strings."""
+    pa, compute = arrow(), arrow("pyarrow.compute")
+    wanted = pa.array(sorted(values), type=pa.string())
+    found: dict[str, int] = {}
+    for start, cells in _chunks(table, column) if values else ():
+        texts = cells.cast(pa.string())
+        for row in np.flatnonzero(compute.is_in(texts, value_set=wanted)).tolist():
+            found.setdefault(texts[row].as_py(), start + row)
+    return found
+
+
+def _chunks(table: ResultTable, column: str) -> Iterator[tuple[int, Any]]:
+    """The chunks of a column, each with the number of its first row; none if the table has no such column."""
+    start = 0
+    for chunk in table.chunks([column], ROW_GROUP_SIZE) if column in table else ():
+        yield start, chunk[column]
+        start += len(chunk)
+
+
+def _describe(row: int, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a card or a line shows of a pair."""
     better = facts["better_text"]
     if better is None and facts["better_text_id"] is not None:
         better = f"the caption of {facts['better_text_id']}"
     return {
-        "id": words.name(row if facts["id"] is None else facts["id"]),
-        "image": words.name(facts["image"] or ""),
-        "text": None if facts["text"] is None else words.caption(facts["text"]),
-        "better": None if better is None else words.caption(better),
-        "score": _number(facts["mismatch_score"]),
+        "id": shorten_name(row if facts["id"] is None else facts["id"]),
+        "image": shorten_name(facts["image"] or ""),
+        "text": None if facts["text"] is None else shorten_caption(facts["text"]),
+        "better": None if better is None else shorten_caption(better),
+        "score": _number(facts["match_probability"]),
         "rank_i2t": facts["rank_i2t"],
         "rank_t2i": facts["rank_t2i"],
     }
 
 
-def _duplicates(rows: ReportRows, column: str, wrong: np.ndarray, thumbnails: Thumbnails) -> dict[str, Any]:
-    """The largest groups of near-duplicates, each with a few of its pictures and its captions."""
-    group_of = rows.numbers(column)
+def _duplicates(table: ResultTable, column: str, flagged: np.ndarray, thumbnails: Thumbnails) -> dict[str, Any]:
+    """The largest groups of near-duplicates, each with some of its images and captions."""
+    group_of = table.numbers(column)
     grouped = np.flatnonzero(np.isfinite(group_of) & (group_of >= 0))
     names, member_of, sizes = np.unique(group_of[grouped], return_inverse=True, return_counts=True)
-    largest = np.argsort(-sizes, kind="stable")[:DUPLICATE_GROUPS]
-    members = {int(k): grouped[member_of == k] for k in largest}
-    facts = rows.read(int(row) for part in members.values() for row in part[:GROUP_ROWS])
+    largest = np.argsort(-sizes, kind="stable")[:MAX_GROUPS]
+    groups = [grouped[member_of == k] for k in largest]
+    facts = table.rows((int(row) for rows in groups for row in rows[:MAX_GROUP_ROWS]), CARD_COLUMNS)
     shown = []
-    for part in members.values():
-        some = [int(row) for row in part[:GROUP_ROWS]]
-        first_row = {facts[row]["image"] or row: row for row in reversed(some)}  # of each picture
-        first = sorted(first_row.values())[:GROUP_PICTURES]
+    for rows in groups:
+        first_row = {facts[int(k)]["image"] or int(k): int(k) for k in reversed(rows[:MAX_GROUP_ROWS])}
+        members = sorted(first_row.values())[:MAX_GROUP_IMAGES]  # one for each image
         shown.append(
             {
-                "pairs": len(part),
-                "wrong": int(wrong[part].sum()),
-                "members": [{**_said(row, facts[row]), "picture": thumbnails(row)} for row in first],
+                "pairs": len(rows),
+                "flagged": int(flagged[rows].sum()),
+                "members": [{**_describe(row, facts[row]), "thumbnail": thumbnails(row)} for row in members],
             }
         )
     return {"groups": len(names), "pairs": len(grouped), "shown": shown}
 
 
-def _problems(rows: ReportRows, counts: Mapping[str, Any]) -> dict[str, Any]:
-    """Every reason with its count, the most frequent first, and examples of pairs.
-
-    The table's sentences say more than the summary's reasons; one that names none of them is an example apart.
-    """
-    found = rows.problems(EXAMPLES)
+def _problems(table: ResultTable, counts: Mapping[str, Any]) -> dict[str, Any]:
+    """Every reason with its count, the most frequent first, and examples: messages of the table that contain it."""
+    found = _find_problems(table)
     reasons = {str(reason): _count(count, 0) for reason, count in counts.items()}
-    if not reasons:
-        reasons = {sentence: count for sentence, (count, _) in found.items()}
+    reasons = reasons or {message: count for message, (count, _) in found.items()}
     order = sorted(reasons, key=lambda reason: -reasons[reason])
     examples: dict[str, list[int]] = {reason: [] for reason in order}
-    apart: list[int] = []
-    for sentence, (_, some) in found.items():
-        examples.get(next((reason for reason in order if reason in sentence), ""), apart).extend(some)
-    shown = {reason: examples[reason][:EXAMPLES] for reason in order[:REASONS]}
-    facts = rows.read([*apart[:EXAMPLES_APART], *(row for some in shown.values() for row in some)])
+    others: list[int] = []
+    for message, (_, rows) in found.items():
+        examples.get(next((reason for reason in order if reason in message), ""), others).extend(rows)
+    shown = {reason: examples[reason][:MAX_EXAMPLES] for reason in order[:MAX_REASONS]}
+    others = others[:MAX_OTHER_EXAMPLES]
+    facts = table.rows([*others, *(row for rows in shown.values() for row in rows)], CARD_COLUMNS)
 
-    def said(some: Iterable[int]) -> list[dict[str, Any]]:
-        return [{**_said(row, facts[row]), "problem": words.line(facts[row]["problem"])} for row in some]
+    def describe(rows: Iterable[int]) -> list[dict[str, Any]]:
+        return [{**_describe(row, facts[row]), "problem": shorten_line(facts[row]["problem"])} for row in rows]
 
     return {
         "total": sum(reasons.values()),
         "shown": [
-            {"reason": words.line(reason), "count": reasons[reason], "examples": said(some)}
-            for reason, some in shown.items()
+            {"reason": shorten_line(reason), "count": reasons[reason], "examples": describe(rows)}
+            for reason, rows in shown.items()
         ],
         "more": len(order) - len(shown),
-        "apart": said(apart[:EXAMPLES_APART]),
+        "others": describe(others),
     }
 
 
-def _read_summary(path: Path) -> Mapping[str, Any]:
-    try:
-        return _mapping(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return {}  # the table alone makes a page
-    except ValueError as cause:
-        raise DataError(f"{path} is not JSON ({cause}); run the audit again, or remove the file") from cause
+def _find_problems(table: ResultTable) -> dict[str, tuple[int, list[int]]]:
+    """Each distinct message, with the number of pairs and the first rows."""
+    found: dict[str, tuple[int, list[int]]] = {}
+    for start, messages in _chunks(table, "problem"):
+        for row in np.flatnonzero(messages.is_valid()).tolist():
+            message = str(messages[row].as_py())
+            if message not in found and len(found) >= MAX_DISTINCT_PROBLEMS:
+                message = "other problems"
+            count, rows = found.get(message, (0, []))
+            found[message] = (count + 1, [*rows, start + row] if len(rows) < MAX_EXAMPLES else rows)
+    return found
+
+
+class Caption(NamedTuple):
+    """A caption that is shown shortened and can be expanded."""
+
+    short: str
+    whole: str  # empty if `short` is all of it
+    left_out: int  # characters that `whole` does not show
+
+
+def shorten_caption(value: object) -> Caption:
+    """A caption as one paragraph."""
+    text = " ".join(clean(value).split())
+    if len(text) <= SHORT_CAPTION:
+        return Caption(text, "", 0)
+    short = text[: SHORT_CAPTION - 20].rstrip() + " …"
+    return Caption(short, text[:LONG_CAPTION], max(0, len(text) - LONG_CAPTION))
+
+
+def shorten_name(value: object) -> str:
+    """An id or a file name; of a long one the end, which says more."""
+    text = clean(value)
+    return text if len(text) <= MAX_NAME else "…" + text[-MAX_NAME:]
+
+
+def shorten_line(value: object) -> str:
+    """A message."""
+    text = clean(value)
+    return text if len(text) <= MAX_LINE else text[:MAX_LINE] + " …"
+
+
+def list_settings(nested: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Names and values: {"a": {"b": 1}} is a.b and 1."""
+    lines: list[tuple[str, str]] = []
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            lines += list_settings(value, f"{prefix}{key}.")
+        else:
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+            lines.append((shorten_name(f"{prefix}{key}"), shorten_line(text)))
+    return lines[:MAX_SETTINGS]
+
+
+def clean(value: object) -> str:
+    """Replace control characters, which HTML does not allow, and lone surrogates. The template escapes."""
+    return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", str(value))
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -262,7 +368,7 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def _share(value: object) -> float | None:
+def _fraction(value: object) -> float | None:
     number = _number(value)
     return None if number is None else min(max(number, 0.0), 1.0)
 

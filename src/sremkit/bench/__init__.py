@@ -1,1 +1,1 @@
-"""Tables, ablations and speed, each a command that anybody can run again."""
+"""What `srem bench` runs: comparisons of methods, ablation, cost of an epoch, figures, published numbers."""

@@ -1,92 +1,85 @@
-"""The paper's figures from runs of one's own, as PNG and SVG.
+"""The paper's figures for your own runs, as PNG and SVG.
 
-`curves`: recall and the share of noisy gradients, epoch by epoch, for several methods. `energies`: how the energies of
-right and wrong pairs part as training goes on. `examples`: wrong pairs that were found, with their energies.
+`curves`: recall and the share of the gradient from mismatched pairs, per epoch, for several methods. `energies`:
+histograms of the energies of matched and mismatched pairs during training. `examples`: the pairs of highest energy.
 """
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sremkit.config.recipes import Recipe
 from sremkit.data import Pairs
 from sremkit.errors import UserError
-from sremkit.evaluation.judging import judge_pairs
+from sremkit.evaluation.scoring import in_batch_scores
 from sremkit.experiment import Prepared, make_trainer, prepare
-from sremkit.extras import require
-from sremkit.recipes import Recipe
-from sremkit.reports.figures import COLORS
-from sremkit.training.progress import Silent
+from sremkit.reports.figures import COLORS, new_axes
+from sremkit.training.reporters import HistoryReporter
 
 STAGES = (0.0, 0.2, 0.6, 1.0)  # of the epochs
-RIGHT, WRONG = COLORS[0], COLORS[1]
+MATCHED, MISMATCHED = COLORS[:2]
+TEN_COLORS = (*COLORS, "#111111", "#e0489a", "#8c6d31", "#5ab4d6", "#8f8f8f")
 
 
 def draw_curves(rows: Sequence[dict[str, Any]], stem: Path) -> list[Path]:
-    """Validation recall, and beside it the share of the pull at wrong pairs, mean over seeds.
+    """Validation recall and the share of the pull at mismatched pairs, mean over seeds.
 
     Args:
         rows: cells of the methods bench with their histories, all of one backbone and noise rate.
     """
     figure, axes = new_axes(1, 2, width=9.6, height=3.8)
     panels = ((axes[0], "val/rsum", 1.0), (axes[1], "noisy_pull_ratio", 100.0))
-    for method, color in zip(dict.fromkeys(row["method"] for row in rows), _colors(), strict=False):
+    for method, color in zip(dict.fromkeys(row["method"] for row in rows), TEN_COLORS, strict=False):
         histories = [row["history"] for row in rows if row["method"] == method]
         for axis, key, scale in panels:
             curve = _mean_curve(histories, key)
             if curve:
                 x, y = zip(*curve, strict=True)
                 axis.plot(x, scale * np.array(y), "-", color=color, linewidth=1.6, label=method)
-    for axis, title in zip(axes, ("validation R_sum", "pull at wrong pairs, %"), strict=True):
+    for axis, title in zip(axes, ("validation R_sum", "pull at mismatched pairs, %"), strict=True):
         axis.set_title(title, loc="left", fontsize=10)
         axis.set_xlabel("epoch")
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.set_ylim(0, None)
-    figure.legend(
-        *axes[0].get_legend_handles_labels(), frameon=False, loc="outside upper center", ncols=5, fontsize=9
-    )
+    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, loc="outside upper center", ncols=5, fontsize=9)
     return save_figure(figure, stem)
 
 
 def energies_in_training(recipe: Recipe) -> tuple[Prepared, dict[float, np.ndarray]]:
-    """Train the recipe; the energies of all training pairs (mean of both directions) at each stage.
-
-    The warm-up lasts as long as it may: stages are shares of a length that has to be known.
-    """
-    recipe = replace(recipe, training=replace(recipe.training, adaptive_warmup=False))
+    """Train the recipe; return the energies of all training pairs (mean of both directions) at each stage."""
     prepared = prepare(recipe)
     total = recipe.training.warmup_epochs + recipe.training.epochs
     found: dict[float, np.ndarray] = {}
 
-    class Watch(Silent):
+    class EnergyRecorder(HistoryReporter):
         def epoch(self, row: dict[str, Any]) -> None:
             super().epoch(row)
-            look(row["epoch"] + 1)
+            measure(row["epoch"] + 1)
 
-    def look(epochs_done: int) -> None:
+    def measure(epochs_done: int) -> None:
         for stage in STAGES:
             if epochs_done == round(stage * total):
-                judged = judge_pairs(prepared.matcher, prepared.train, prepared.vocabulary, rounds=1)
-                found[stage] = (judged.energy_i2t + judged.energy_t2i) / 2
+                scores = in_batch_scores(prepared.matcher, prepared.train, prepared.vocabulary, rounds=1)
+                found[stage] = (scores.energy_i2t + scores.energy_t2i) / 2
 
-    trainer = make_trainer(prepared, Watch([]))
-    look(0)
+    trainer = make_trainer(prepared, EnergyRecorder([]))
+    measure(0)
     trainer.run()
     return prepared, found
 
 
 def draw_energies(energies: dict[float, np.ndarray], is_noisy: np.ndarray, stem: Path) -> list[Path]:
-    """A histogram of right and wrong pairs' energies for each stage."""
+    """Histograms of the energies of matched and mismatched pairs, one panel per stage."""
     figure, axes = new_axes(1, len(energies), width=3.2 * len(energies), height=2.8)
     for axis, (stage, values) in zip(axes, energies.items(), strict=True):
         low, high = np.quantile(values, [0.001, 0.999])
         edges = np.linspace(low, high, 51)
-        for chosen, name, color in ((~is_noisy, "right pairs", RIGHT), (is_noisy, "wrong pairs", WRONG)):
+        for chosen, name, color in ((~is_noisy, "matched", MATCHED), (is_noisy, "mismatched", MISMATCHED)):
             axis.hist(values[chosen], bins=edges, alpha=0.6, color=color, label=name)
         axis.set_title("before training" if stage == 0 else f"after {stage:.0%} of training", fontsize=10)
         axis.set_xlabel("energy")
@@ -98,23 +91,23 @@ def draw_energies(energies: dict[float, np.ndarray], is_noisy: np.ndarray, stem:
 def draw_examples(
     pairs: Pairs, energy: np.ndarray, is_noisy: np.ndarray | None, stem: Path, *, count: int = 8
 ) -> list[Path]:
-    """The pairs of highest energy with their pictures; where the truth is known, whether they are wrong."""
+    """The pairs of highest energy with their images, and whether noise changed them, where that is known."""
     if pairs.images is None:
-        raise UserError(f"{pairs.name} brings no pictures, so there are no examples to draw")
+        raise UserError(f"{pairs.name} has no images, so there are no examples to draw")
     columns = min(4, count)
     rows = -(-count // columns)
     figure, axes = new_axes(rows, columns, width=3.0 * columns, height=3.0 * rows)
     for axis, k in zip(axes, np.argsort(-energy)[:count], strict=True):
         axis.imshow(np.asarray(pairs.images.open(int(pairs.image_of_text[k]))))
         axis.set_axis_off()
-        truth = "" if is_noisy is None else (", made wrong" if is_noisy[k] else ", as given")
+        truth = "" if is_noisy is None else (", noisy" if is_noisy[k] else ", clean")
         caption = textwrap.shorten(pairs.texts[k], 110)
         axis.set_title(f"{textwrap.fill(caption, 36)}\n({energy[k]:.1f}{truth})", fontsize=8)
     return save_figure(figure, stem)
 
 
 def _mean_curve(histories: Sequence[Sequence[dict[str, Any]]], key: str) -> list[tuple[int, float]]:
-    """Points (epoch from 1, mean over the runs that have the number there)."""
+    """Points (epoch from 1, mean over the runs with that metric)."""
     values: dict[int, list[float]] = {}
     for history in histories:
         for row in history:
@@ -123,28 +116,11 @@ def _mean_curve(histories: Sequence[Sequence[dict[str, Any]]], key: str) -> list
     return [(epoch, float(np.mean(numbers))) for epoch, numbers in sorted(values.items())]
 
 
-def _colors() -> list[str]:
-    """Ten that can be told apart."""
-    return [*COLORS, "#111111", "#e0489a", "#8c6d31", "#5ab4d6", "#8f8f8f"]
-
-
-def new_axes(rows: int, columns: int, *, width: float, height: float) -> tuple[Any, list[Any]]:
-    """A figure and its panels, row by row."""
-    matplotlib = require("matplotlib", extra="report", purpose="draw figures")
-    figures = require("matplotlib.figure", extra="report", purpose="draw figures")
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "sremkit", "font.size": 10})
-    figure = figures.Figure(figsize=(width, height), layout="constrained")
-    axes = list(figure.subplots(rows, columns, squeeze=False).flatten())
-    for axis in axes:
-        for side in ("top", "right"):
-            axis.spines[side].set_visible(False)
-    return figure, axes
-
-
 def save_figure(figure: Any, stem: Path) -> list[Path]:
     """Write the figure as PNG and SVG."""
     stem.parent.mkdir(parents=True, exist_ok=True)
-    files = [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "svg")]  # a name may hold a 0.6
+    # Not `with_suffix`: a name may contain a dot, as in 0.6.
+    files = [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "svg")]
     for file in files:
         figure.savefig(file, dpi=160)
     return files

@@ -1,58 +1,63 @@
-"""A grid of runs: one cell a recipe, several side by side, finished cells kept.
+"""A grid of runs: one cell per recipe, optionally several at a time; finished cells are kept.
 
-A cell is named by the hash of its resolved recipe. Its row is written when it is finished, so an interrupted
-grid goes on where it stopped, and a grid that grew computes only what is new. Where they are asked for, the
-scores of the test split lie beside the row; weights are never kept, so a finished cell without scores runs again.
+The key of a cell is the hash of its resolved recipe. Its row is written when it is finished, so an interrupted grid
+continues where it stopped, and a larger grid computes only the new cells. The test scores of a cell are kept only on
+request and weights never, so a finished cell whose scores are needed later runs again.
 """
 
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 import time
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sremkit.bench.own_process import in_own_process
+from sremkit.config.aliases import table_for_hashing
+from sremkit.config.recipes import DataSettings, Recipe, recipe_to_toml
 from sremkit.data.pairs import Pairs
-from sremkit.data.paths import resolve_source
+from sremkit.data.training_pairs import read_split, resolve_source
 from sremkit.errors import UserError
 from sremkit.evaluation import detection_metrics, retrieval_recall_folds
-from sremkit.evaluation.crowd import FILE, crowd_agreement
-from sremkit.evaluation.judging import judge_pairs
-from sremkit.evaluation.scoring import score_pairs
-from sremkit.experiment import Prepared, describe_noise, make_trainer, peak_memory_mb, prepare, read_split
+from sremkit.evaluation.detection import CROWD_FILE, crowd_agreement
+from sremkit.evaluation.scoring import in_batch_scores, score_matrix
+from sremkit.experiment import describe_noise, make_trainer, peak_memory_mb, prepare
+from sremkit.io import atomic_write, digest, read_json
+from sremkit.methods import METHODS
 from sremkit.models import Matcher
-from sremkit.recipes import DataSettings, Recipe, recipe_to_toml
-from sremkit.training.checkpoint import replace_file
-from sremkit.training.loop import Trainer
-from sremkit.training.progress import Silent
+from sremkit.training.reporters import HistoryReporter
+from sremkit.training.trainer import Trainer
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def cell_key(recipe: Recipe) -> str:
-    """Names a cell: the same settings give the same key, in whatever order and whatever the recipe is called."""
+    """The key of a cell. It depends on the settings, not on their order or the recipe's name."""
     settings = tomllib.loads(recipe_to_toml(recipe))
     del settings["name"]
-    if recipe.training.precision != "bf16" or not recipe.training.full_precision_steps:
-        del settings["training"]["full_precision_steps"]  # then a run is what it was before this setting
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+    if recipe.training.precision != "bf16" or not recipe.training.float32_steps:
+        del settings["training"]["float32_steps"]  # has no effect, and keys are older than this setting
+    if not METHODS[recipe.method["name"]].monitors_warmup:
+        settings["training"]["adaptive_warmup"] = False  # has no effect, and this was the default
+    return digest(table_for_hashing(settings))
 
 
 def row_file(folder: Path, key: str) -> Path:
-    """Where a finished cell keeps its row."""
+    """The file of a finished cell's row."""
     return folder / f"{key}.json"
 
 
 def scores_file(folder: Path, key: str) -> Path:
-    """Where a cell keeps its logits of the test split: (n images, m texts) float32."""
+    """The file of a cell's logits of the test split: (n images, m texts) float32."""
     return folder / f"{key}.npy"
 
 
@@ -60,20 +65,19 @@ def run_grid(
     cells: Sequence[tuple[dict[str, Any], Recipe]],
     folder: Path,
     *,
-    side_by_side: int = 1,
+    jobs: int = 1,
     keep_scores: Collection[str] = (),
     on_row: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> list[dict[str, Any]]:
-    """Run every cell that has no row yet; returns all rows in the order of the cells.
+    """Run every cell that has no row yet; return all rows in the order of the cells.
+
+    Where several run at a time, the first error is raised after the others have finished and were kept.
 
     Args:
         cells: labels for the row (such as method and noise rate) with the recipe.
-        folder: keeps a JSON file a finished cell.
-        side_by_side: how many cells run at a time, each in a process of its own.
-        keep_scores: keys of the cells whose scores of the test split are kept beside the row.
-
-    Raises:
-        Exception: the first problem of a cell; of cells side by side when the others are done and kept.
+        folder: holds a JSON file per finished cell.
+        jobs: number of cells that run at a time; each in a subprocess if there are several.
+        keep_scores: keys of the cells whose test scores are kept.
     """
     folder.mkdir(parents=True, exist_ok=True)
     scores = {key: scores_file(folder, key) for key in keep_scores}
@@ -82,14 +86,14 @@ def run_grid(
         key = cell_key(recipe)
         if not row_file(folder, key).exists() or (key in scores and not scores[key].exists()):
             missing[key] = (labels, recipe)
-    if side_by_side == 1:
+    if jobs == 1:
         for key, (labels, recipe) in missing.items():
             on_row(_finish(folder, key, labels, run_cell(recipe, None, scores.get(key))))
     elif missing:
-        threads = max(1, torch.get_num_threads() // side_by_side)
-        with ThreadPoolExecutor(side_by_side) as pool:  # threads that only wait
+        threads = max(1, torch.get_num_threads() // jobs)
+        with ThreadPoolExecutor(jobs) as pool:  # threads that wait for a subprocess each
             futures = {
-                pool.submit(in_own_process, run_cell, recipe, threads, scores.get(key)): (key, labels)
+                pool.submit(run_in_subprocess, run_cell, recipe, threads, scores.get(key)): (key, labels)
                 for key, (labels, recipe) in missing.items()
             }
             problem: BaseException | None = None
@@ -99,7 +103,7 @@ def run_grid(
                     if (failed := future.exception()) is None:
                         on_row(_finish(folder, key, labels, future.result()))
                     else:
-                        problem = problem or failed  # the others go on, and their rows would be lost
+                        problem = problem or failed  # raised at the end, so that the other rows are kept
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
@@ -108,37 +112,44 @@ def run_grid(
     return [{**labels, **read_row(folder, cell_key(recipe))} for labels, recipe in cells]
 
 
+def run_in_subprocess(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call `work` in a new process, so that neither its memory nor its failure affects the next call."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(work, *args, **kwargs).result()
+
+
 def run_cell(recipe: Recipe, threads: int | None = None, keep_scores: Path | None = None) -> dict[str, Any]:
-    """Train one recipe in memory; the test split is looked at once, with the best model of the validation.
+    """Train one recipe in memory; the test split is scored once, with the best model of the validation.
 
     Args:
-        keep_scores: file for the scores of the test split, written when all else is done.
+        keep_scores: file for the scores of the test split, written last.
     """
     if threads is not None:
         torch.set_num_threads(threads)
     started = time.monotonic()
     prepared = prepare(recipe)
     history: list[dict[str, Any]] = []
-    trainer = make_trainer(prepared, Silent(history))
+    trainer = make_trainer(prepared, HistoryReporter(history))
     peaks = _training_peaks(trainer)
     trainer.run()
-    last_rsum = history[-1]["val/rsum"]
+    last = history[-1]
     assert trainer.best_weights is not None
     prepared.matcher.load_state_dict(trainer.best_weights)
     test = read_split(recipe.data, recipe.data.test_split)
-    with trainer.step.precision():  # as it was validated
-        scores = score_pairs(prepared.matcher, test, prepared.vocabulary)
-        train_auroc = _detection(prepared)
+    with trainer.step.autocast():  # the precision of the validation
+        scores = score_matrix(prepared.matcher, test, prepared.vocabulary)
+        pair_scores = in_batch_scores(prepared.matcher, prepared.train, prepared.vocabulary)
     row = {
         "val_rsum": max(r["val/rsum"] for r in history),
-        "last_val_rsum": last_rsum,
+        "last_val_rsum": last["val/rsum"],
         "best_epoch": max(history, key=lambda r: r["val/rsum"])["epoch"] + 1,
+        **epoch_counts(history),
         **final_metrics(scores, test, recipe.data),
-        "train_auroc": train_auroc,
-        "selected": _mean(history[-1], "selected_i2t", "selected_t2i"),
-        "selected_wrong": history[-1].get("selected_wrong"),
-        "noisy_gradient_ratio": history[-1].get("noisy_gradient_ratio"),
-        "noisy_pull_ratio": history[-1].get("noisy_pull_ratio"),
+        "train_auroc": detection_metrics(prepared.is_noisy, pair_scores.match)["auroc"],
+        "selected": (last["selected_i2t"] + last["selected_t2i"]) / 2 if "selected_i2t" in last else None,
+        "selected_wrong": last.get("selected_wrong"),
+        "noisy_gradient_ratio": last.get("noisy_gradient_ratio"),
+        "noisy_pull_ratio": last.get("noisy_pull_ratio"),
         "networks": prepared.method.networks,
         "filter_seconds_per_epoch": sum(r["time/filter_seconds"] for r in history) / len(history),
         "seconds_per_epoch": sum(r["time/train_seconds"] for r in history) / len(history),
@@ -148,28 +159,33 @@ def run_cell(recipe: Recipe, threads: int | None = None, keep_scores: Path | Non
         **{f"noise_{key}": value for key, value in describe_noise(prepared.noise).items()},
     }
     if keep_scores is not None:
-        _save(keep_scores, scores)
+        atomic_write(keep_scores, lambda partial: np.save(partial, scores.float().numpy()))
     return row | {"history": [{k: v for k, v in r.items() if isinstance(v, int | float)} for r in history]}
 
 
-def final_metrics(scores: Tensor, test: Pairs, data: DataSettings) -> dict[str, float]:
-    """Recalls on the test split, and agreement with people where the data have their verdicts.
+def epoch_counts(history: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """How many epochs were trained in all, and how many of them were warm-up."""
+    return {"epochs": len(history), "warmup_epochs": sum(bool(row.get("warmup")) for row in history)}
 
-    In folds, where the data are tested so, are the recalls alone; "test_folds" then says how many.
+
+def final_metrics(scores: Tensor, test: Pairs, data: DataSettings) -> dict[str, float]:
+    """Recalls on the test split, and agreement with human verdicts where the data have them.
+
+    Recalls are means over folds where the data are tested in folds; "test_folds" is then their number.
     """
     folds = data.test_folds or 1
     recalls = retrieval_recall_folds(scores, test.image_of_text, folds=folds)
     metrics: dict[str, float] = {f"test_{name}": value for name, value in recalls.items()}
     if folds > 1:
         metrics["test_folds"] = folds
-    verdicts = Path(resolve_source(data.source)) / FILE
+    verdicts = Path(resolve_source(data.source)) / CROWD_FILE
     if verdicts.exists():
         metrics["crowd_auroc"] = crowd_agreement(scores, test, verdicts)
     return metrics
 
 
 def write_csv(rows: Iterable[dict[str, Any]], path: Path) -> None:
-    """Rows as CSV, without their histories."""
+    """Write rows as CSV, without their histories."""
     flat = [{key: _brief(value) for key, value in row.items() if key != "history"} for row in rows]
     columns = list(dict.fromkeys(key for row in flat for key in row))
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -179,10 +195,7 @@ def write_csv(rows: Iterable[dict[str, Any]], path: Path) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a grid's CSV file, with the histories that its finished cells kept.
-
-    Means of cells have no course of their own and are left out.
-    """
+    """The rows of a grid's CSV file with the histories of their cells; means, which have none, are left out."""
     if not path.exists():
         raise UserError(f"{path} does not exist; `srem bench methods -o {path}` makes it")
     with path.open(encoding="utf-8", newline="") as file:
@@ -191,61 +204,45 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     for row in rows:
         cell = row_file(cells, row["key"])
         if not cell.exists():
-            raise UserError(f"{cell} is gone, and with it the course of that run; run the grid again")
+            raise UserError(f"{cell} is missing, and with it the history of that run; run the grid again")
         row["history"] = read_row(cells, row["key"]).get("history")
     return [row for row in rows if row["history"] is not None]
 
 
 def read_row(folder: Path, key: str) -> dict[str, Any]:
-    """What a finished cell found."""
-    return json.loads(row_file(folder, key).read_text(encoding="utf-8"))
+    """The row of a finished cell."""
+    row = read_json(row_file(folder, key))
+    return row | epoch_counts(row["history"]) if "history" in row else row  # older rows lack the counts
 
 
 def _training_peaks(trainer: Trainer) -> list[float]:
-    """Filled by each epoch's peak of memory, without validation, whose blocks take what is free.
+    """A list that receives the peak memory of each epoch's training, without its validation.
 
-    On the processor it is that of the whole process so far.
+    On the CPU it is the peak of the whole process so far.
     """
     peaks: list[float] = []
     validate, device = trainer.validate, trainer.device
 
-    def apart(matcher: Matcher) -> dict[str, float]:
+    def measured(matcher: Matcher) -> dict[str, float]:
         peaks.append(peak_memory_mb(device))
         metrics = {} if validate is None else validate(matcher)
-        _forget_peak(device)
+        _reset_peak(device)
         return metrics
 
-    _forget_peak(device)  # the process may have finished another cell before
-    trainer.validate = apart
+    _reset_peak(device)  # the process may have run another cell before
+    trainer.validate = measured
     return peaks
 
 
-def _forget_peak(device: torch.device) -> None:
+def _reset_peak(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def _detection(prepared: Prepared) -> float:
-    judged = judge_pairs(prepared.matcher, prepared.train, prepared.vocabulary)
-    return detection_metrics(prepared.is_noisy, judged.match)["auroc"]
-
-
 def _finish(folder: Path, key: str, labels: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
     row = {"key": key, **row}
-    replace_file(row_file(folder, key), json.dumps(row))
+    atomic_write(row_file(folder, key), json.dumps(row))
     return {**labels, **row}
-
-
-def _save(path: Path, scores: Tensor) -> None:
-    """In one step: a file that is there is whole."""
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
-        np.save(file, scores.float().numpy())
-    partial.replace(path)
-
-
-def _mean(row: dict[str, Any], *keys: str) -> float | None:
-    return sum(row[key] for key in keys) / len(keys) if keys[0] in row else None
 
 
 def _brief(value: Any) -> Any:

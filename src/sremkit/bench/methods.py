@@ -1,35 +1,41 @@
-"""Methods against each other: every method, backbone, noise rate and seed, under one protocol.
+"""Compare methods under one protocol: every method, backbone, noise rate and seed is one run, a cell of a grid.
 
-The recipe of a cell is `DATA-BACKBONE-METHOD`, or that of SREM with the method exchanged where there is none;
-noise rate and seed are set on top. Choices were made on the validation split; the test split is looked at once
-a cell, with the best model of the validation. A backbone with a plus in its name, "saf+sgr", is no cell of its own but
-the mean of two (`sremkit.bench.means`).
+Hyperparameters were chosen on the validation split. The test split is scored once per cell, with the model that was
+best on the validation split. A backbone with a plus in its name, "saf+sgr", is the mean of two cells.
 """
 
 from __future__ import annotations
 
-import math
-import statistics
+import inspect
+import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from sremkit.bench.ensembles import Mean, backbones_to_train, keys_to_keep, mean_rows
 from sremkit.bench.grid import cell_key, row_file, run_grid, scores_file, write_csv
-from sremkit.bench.means import Mean, backbones_to_train, keys_to_keep, mean_rows
-from sremkit.bench.published import published_results, published_rsum
-from sremkit.bench.tables import Table
+from sremkit.bench.published import REAL_NOISE, add_published, noise_label, published_rsum
+from sremkit.bench.tables import Table, grouped, mean_and_deviation
+from sremkit.config.recipes import (
+    Recipe,
+    TrainingSettings,
+    load_recipe,
+    recipe_files,
+    recipe_from_table,
+    recipe_to_toml,
+)
+from sremkit.config.settings import parse_assignment, suggestion
+from sremkit.data.training_pairs import read_split
 from sremkit.errors import UnknownNameError, UserError
-from sremkit.evaluation.tables import RECALLS
-from sremkit.experiment import read_split
+from sremkit.evaluation.recall import RECALLS
 from sremkit.methods import METHODS
-from sremkit.recipes import Recipe, load_recipe, recipe_files
-from sremkit.settings import assign, parse_assignment, suggestion
+from sremkit.models import BACKBONES
 
-TRUSTED_IMAGES = 500  # for methods that need right pairs, where no recipe says how many
+TRUSTED_IMAGES = 500  # for methods that need verified pairs and have no recipe
 ADDED_NOISE = (0.2, 0.4, 0.6)
-REAL_NOISE = ("cc152k",)  # collections from the web, whose wrong pairs are their own; usually none are added
-LABELS = ("backbone", "noise", "method", "seeds")
+LABELS = ("backbone", "noise", "method", "seeds", "epochs")
 SHOWN = {
     **{f"test_{key}": key.replace("/", " ") for key in RECALLS},
     "test_rsum": "R_sum",
@@ -41,10 +47,6 @@ SHOWN = {
     "seconds_per_epoch": "train s/epoch",
     "peak_memory_mb": "MB",
 }
-PUBLISHED_NOTE = (
-    "The published sgraf is SAF and SGR trained apart, here saf+sgr; the backbone sgraf trains them together here. "
-    "Published plain is hinge here. The source names neither its seeds nor whether its noise is per caption or image."
-)
 
 
 def method_cells(
@@ -60,113 +62,148 @@ def method_cells(
     """Every combination, with the labels of its row.
 
     Args:
-        data: first part of the recipes' names, with where the data lies if not in its usual place: "f30k:/path".
-        backbones: names; of a mean such as "saf+sgr" both members are cells.
-        overrides: settings on top; `training.recorded` is left out for methods whose steps cannot be recorded.
+        data: first part of the recipes' names, optionally with the path of the data: "f30k:/path".
+        backbones: names; both members of a mean such as "saf+sgr" are cells.
+        overrides: settings for every cell; see `method_recipe`.
     """
-    data, located = name_and_place(data)
+    data, source = split_data(data)
     cells = []
-    for backbone in backbones_to_train(backbones):
-        for rate in rates:
-            for method in methods:
-                for seed in seeds:
-                    settings = [f"noise.rate={rate}", f"noise.protocol={protocol}", f"noise.seed={seed}"]
-                    settings += [f"training.seed={seed}", *located, *that_it_can(method, overrides)]
-                    labels = {
-                        "data": data,
-                        "backbone": backbone,
-                        "method": method,
-                        "rate": rate,
-                        "seed": seed,
-                    }
-                    cells.append((labels, method_recipe(data, backbone, method, settings)))
+    for backbone, rate, method, seed in product(backbones_to_train(backbones), rates, methods, seeds):
+        settings = [f"noise.rate={rate}", f"noise.protocol={protocol}", f"noise.seed={seed}"]
+        settings += [f"training.seed={seed}", *source, *overrides]
+        found = method_recipe(data, backbone, method, settings)
+        labels = {"data": data, "backbone": backbone, "method": method, "rate": rate, "seed": seed}
+        cells.append((labels | {"recipe": found.base, "adapted": found.adapted}, found.recipe))
     return cells
 
 
-def that_it_can(method: str, overrides: Sequence[str]) -> list[str]:
-    """The overrides without those that a method refuses: not every one can be recorded."""
-    can = METHODS[method].recordable
-    return [override for override in overrides if can or not override.startswith("training.recorded=")]
+class MethodRecipe(NamedTuple):
+    """The recipe of a cell and where it comes from."""
+
+    recipe: Recipe
+    base: str  # name of a shipped recipe
+    adapted: bool  # the base is the recipe of another method or backbone
 
 
-def name_and_place(data: str) -> tuple[str, list[str]]:
-    """Of "f30k:/path" the first part of recipes' names, and the override that says where the data lie, if any."""
+def method_recipe(data: str, backbone: str, method: str, overrides: Sequence[str]) -> MethodRecipe:
+    """The recipe of a method on these data with this backbone.
+
+    That is DATA-BACKBONE-METHOD, or DATA-METHOD if it has this backbone. A method without one takes data, model and
+    schedule of SREM's recipe, and the defaults of its own options. If no recipe of the data names its backbone
+    (`scenes-srem`), another backbone takes those model options that it has.
+
+    Args:
+        overrides: settings on top. `training.epochs` counts all epochs, warm-up included, so that every method trains
+            for as many; if `training.warmup_epochs` is set as well, it counts the epochs after the warm-up, as in a
+            recipe. CUDA graphs are left out for methods that do not support them.
+    """
+    base = _base_recipe(data, backbone, method)
+    shipped = load_recipe(base)
+    recipe = replace(shipped, name=f"{data}-{backbone}-{method}")
+    if recipe.model["name"] != backbone:
+        known = inspect.signature(BACKBONES[backbone]).parameters
+        options = {key: value for key, value in recipe.model.items() if key in known}
+        recipe = replace(recipe, model={**options, "name": backbone})
+    if recipe.method["name"] != method:
+        recipe = replace(recipe, method={"name": method})
+        if METHODS[method].needs_trusted:
+            recipe = replace(recipe, data=replace(recipe.data, trusted_images=TRUSTED_IMAGES))
+    adapted = (recipe.model, recipe.method) != (shipped.model, shipped.method)
+    settings = {".".join(key): value for key, value in map(parse_assignment, overrides)}
+    total = settings.get("training.epochs")
+    if isinstance(total, int) and total >= 0 and "training.warmup_epochs" not in settings:
+        recipe = replace(recipe, training=with_total_epochs(recipe.training, total))
+        overrides = [o for o in overrides if parse_assignment(o)[0] != ["training", "epochs"]]
+    recipe = recipe_from_table(tomllib.loads(recipe_to_toml(recipe)), overrides)
+    if not METHODS[method].supports_cuda_graphs:
+        recipe = replace(recipe, training=replace(recipe.training, cuda_graphs=False))
+    return MethodRecipe(recipe, base, adapted)
+
+
+def with_total_epochs(training: TrainingSettings, total: int) -> TrainingSettings:
+    """The same schedule in `total` epochs: warm-up and learning-rate decay keep their shares.
+
+    A schedule with a warm-up keeps at least one epoch of it, because some methods learn nothing without.
+    """
+    share = training.warmup_epochs / (training.warmup_epochs + training.epochs)
+    warmup = max(1, min(round(share * total), total - 1)) if training.warmup_epochs and total else 0
+    epochs = total - warmup
+    decays = training.decay_after < training.epochs
+    decay = round(training.decay_after / training.epochs * epochs) if decays else epochs
+    return replace(training, warmup_epochs=warmup, epochs=epochs, decay_after=decay)
+
+
+def split_data(data: str) -> tuple[str, list[str]]:
+    """Of "f30k:/path" the first part of recipes' names, and the override with the path of the data, if any."""
     name, _, source = data.partition(":")
     return name, [f"data.source={source}"] if source else []
 
 
-def usual_rates(data: str, added: Sequence[float] = ADDED_NOISE) -> list[float]:
-    """The noise that is added to these data ("f30k", "f30k:/path") when nobody says how much.
-
-    Args:
-        added: to data whose pairs are right.
-    """
-    return [0.0] if name_and_place(data)[0] in REAL_NOISE else list(added)
+def default_rates(data: str, added: Sequence[float] = ADDED_NOISE) -> list[float]:
+    """The noise rates to add to these data ("f30k", "f30k:/path"): none where they are noisy already."""
+    return [0.0] if split_data(data)[0] in REAL_NOISE else list(added)
 
 
-def method_recipe(data: str, backbone: str, method: str, overrides: Sequence[str]) -> Recipe:
-    """The recipe of a method; where there is none, SREM's with the method's own defaults in SREM's place."""
-    own, common = f"{data}-{backbone}-{method}", f"{data}-{backbone}-srem"
-    if own not in recipe_files() and common not in recipe_files():
-        raise UnknownNameError(_what_there_is(data, backbone))
-    if own in recipe_files():
-        return load_recipe(own, overrides)
-    options: dict[str, Any] = {"method": {"name": method}}
-    for_method = [override for override in overrides if override.startswith("method.")]
-    for override in for_method:
-        assign(options, *parse_assignment(override))
-    others = [override for override in overrides if override not in for_method]
-    if METHODS[method].needs_trusted:
-        others.insert(0, f"data.trusted_images={TRUSTED_IMAGES}")
-    return replace(load_recipe(common, others), name=own, method=options["method"])
+def default_backbone(data: str) -> str:
+    """The backbone of DATA-srem, where there is such a recipe, as for the scenes; otherwise the dual encoder."""
+    name = f"{split_data(data)[0]}-srem"
+    return load_recipe(name).model["name"] if name in recipe_files() else "dual"
 
 
-def _what_there_is(data: str, backbone: str) -> str:
-    """Says that data and backbone have no recipes together, and which have."""
+def _base_recipe(data: str, backbone: str, method: str) -> str:
+    """The shipped recipe that fits best: of this method and backbone, then of this backbone, then of these data."""
+    for registry, name in ((BACKBONES, backbone), (METHODS, method)):
+        registry[name]  # an unknown name is refused with a suggestion
+    shipped = recipe_files()
+    for name in (f"{data}-{backbone}-{method}", f"{data}-{method}", f"{data}-{backbone}-srem", f"{data}-srem"):
+        if name in shipped and load_recipe(name).model["name"] == backbone:
+            return name
+    for name in (f"{data}-{method}", f"{data}-srem"):
+        if name in shipped:
+            return name
+    raise UnknownNameError(_known_recipes(data, backbone))
+
+
+def _known_recipes(data: str, backbone: str) -> str:
+    """States that data and backbone have no recipes together, and which have."""
     backbones: dict[str, list[str]] = {}
     for name in recipe_files():
         known, _, rest = name.partition("-")
-        if rest.endswith("-srem"):
+        if rest.endswith("-srem") or rest == "srem":
             backbones.setdefault(known, []).append(rest.removesuffix("-srem"))
     if data in backbones:
         there = ", ".join(backbones[data])
         return f"the data '{data}' have no recipes for the backbone '{backbone}'; they have for: {there}"
-    return f"there are no data called '{data}' with recipes by backbone; {suggestion(data, backbones)}"
+    return f"there are no data called '{data}' with recipes; {suggestion(data, backbones)}"
 
 
 def run_methods(
-    cells: Sequence[tuple[dict[str, Any], Recipe]],
-    out: Path,
-    *,
-    means: Sequence[Mean] = (),
-    side_by_side: int = 1,
+    cells: Sequence[tuple[dict[str, Any], Recipe]], out: Path, *, means: Sequence[Mean] = (), jobs: int = 1
 ) -> list[dict[str, Any]]:
-    """Run the cells, then average what is to be averaged; write `out` as CSV.
+    """Run the cells, then the means; write `out` as CSV.
 
-    Finished cells are kept beside it; with their scores on the test split, where a mean needs them.
+    Finished cells are kept in a folder of the same name with the suffix ".cells"; members of means with their scores.
     """
     folder = out.with_suffix(".cells")
     keep = keys_to_keep(means, folder)
     again = [k for k in keep if row_file(folder, k).exists() and not scores_file(folder, k).exists()]
     if again:
         print(f"{len(again)} finished cell(s) kept no scores to average and will run again", flush=True)
-    keys = {cell_key(recipe): recipe for _, recipe in cells}
-    kept = {k for k in keys if row_file(folder, k).exists()}.difference(again)
-    _refuse_tests_that_would_fail([recipe for key, recipe in keys.items() if key not in kept])
+    recipes = {cell_key(recipe): recipe for _, recipe in cells}
+    kept = {k for k in recipes if row_file(folder, k).exists()}.difference(again)
+    _check_test_splits([recipe for key, recipe in recipes.items() if key not in kept])
     if kept:
-        print(f"{len(kept)} of {len(keys)} cells are there already", flush=True)
-    done = [len(kept)]
+        print(f"{len(kept)} of {len(recipes)} cells are finished already", flush=True)
+    done = len(kept)
 
-    def tell(row: dict[str, Any]) -> None:
-        done[0] += 1
+    def report(row: dict[str, Any]) -> None:
+        nonlocal done
+        done += 1
         names = " ".join(str(row[key]) for key in ("backbone", "method", "rate", "seed"))
-        print(
-            f"[{done[0]}/{len(keys)}] {names}: val {row['val_rsum']:.1f} (last {row['last_val_rsum']:.1f}), "
-            f"{row['seconds']:.0f} s",
-            flush=True,
-        )
+        scores = f"val {row['val_rsum']:.1f} (last {row['last_val_rsum']:.1f}), {row['seconds']:.0f} s"
+        print(f"[{done}/{len(recipes)}] {names}: {scores}", flush=True)
 
-    rows = run_grid(cells, folder, side_by_side=side_by_side, keep_scores=keep, on_row=tell)
+    rows = run_grid(cells, folder, jobs=jobs, keep_scores=keep, on_row=report)
     if keep:
         print(f"averaging the scores of {len(means)} pairs of cells", flush=True)
     rows += mean_rows(means, folder)
@@ -174,92 +211,75 @@ def run_methods(
     return rows
 
 
-def _refuse_tests_that_would_fail(recipes: Sequence[Recipe]) -> None:
-    """Read the test splits once before anything is made or trained: data may be missing, or folds not fit."""
+def _check_test_splits(recipes: Sequence[Recipe]) -> None:
+    """Read each test split once before anything is trained: data may be missing, or their folds of unequal size."""
     for data in {repr(recipe.data): recipe.data for recipe in recipes}.values():
         images, folds = read_split(data, data.test_split).num_images, data.test_folds or 1
         if images % folds:
             raise UserError(
                 f"data.test_folds is {folds}, but the {images} images of the split '{data.test_split}' cannot be "
-                "cut into so many folds of equal size"
+                "split into that many folds of equal size"
             )
 
 
 def methods_table(rows: Sequence[dict[str, Any]], *, title: str) -> Table:
-    """Mean ± deviation over seeds; single models and ensembles apart, published numbers below."""
-    rows = [{**row, "published_rsum": _published_beside(row)} for row in rows]
+    """Mean ± standard deviation over seeds; single models, ensembles and published numbers in separate sections."""
+    rows = [{**row, "published_rsum": published_rsum(row)} for row in rows]
     shown = {key: name for key, name in SHOWN.items() if any(row.get(key) is not None for row in rows)}
     table = Table(title, [*LABELS, *shown.values()], labels=3)
     singles = [row for row in rows if row.get("networks", 1) == 1]
     ensembles = [row for row in rows if row.get("networks", 1) > 1]
     table.add_section("single models", _lines(singles, shown))
-    table.add_section("ensembles, whose similarities are averaged", _lines(ensembles, shown))
-    larger = [row for row in ensembles if row["networks"] > 2]
-    if larger:
-        named = dict.fromkeys(f"{row['backbone']} {row['method']} ({row['networks']})" for row in larger)
-        table.notes.append(f"Ensembles of more than two networks: {', '.join(named)}.")
+    table.add_section("ensembles (mean of similarities)", _lines(ensembles, shown))
+    table.notes += _notes(rows)
     for data in dict.fromkeys(row["data"] for row in rows):
-        _add_published(table, data, {row["rate"] for row in rows if row["data"] == data}, shown)
+        add_published(table, data, {row["rate"] for row in rows if row["data"] == data}, shown)
     return table
 
 
 def _lines(rows: Sequence[dict[str, Any]], shown: dict[str, str]) -> list[list[str]]:
-    groups: dict[tuple, list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["backbone"], row["rate"], row["method"]), []).append(row)
     lines = []
-    for (backbone, rate, method), members in groups.items():
+    for (backbone, rate, method), members in grouped(rows, "backbone", "rate", "method").items():
         cells = [
             mean_and_deviation([m[key] for m in members if m.get(key) is not None], key)
             if key != "published_rsum"
             else members[0][key] or "-"
             for key in shown
         ]
-        noise = _noise_in_words(members[0]["data"], rate)
-        lines.append([backbone, noise, method, str(len(members)), *cells])
+        noise = noise_label(members[0]["data"], rate)
+        marked = f"{method} *" if members[0].get("adapted") else method
+        epochs = ", ".join(dict.fromkeys(_epochs_label(member) for member in members))
+        lines.append([backbone, noise, marked, str(len(members)), epochs, *cells])
     return lines
 
 
-def _noise_in_words(data: str, rate: float) -> str:
-    if data not in REAL_NOISE:
-        return f"{rate:g}"
-    return f"real + {rate:g}" if rate else "real"
-
-
-def _published_beside(row: dict[str, Any]) -> str | None:
-    folds = int(row.get("test_folds") or 1)
-    return published_rsum(row["data"], row["backbone"], row["method"], row["rate"], folds=folds)
-
-
-def _add_published(table: Table, data: str, rates: set[float], shown: dict[str, str]) -> None:
-    """Sections with what others have printed for these data and rates, and how it is to be read."""
-    sections: dict[str, list[list[str]]] = {}
-    for row in sorted(published_results(data, rates), key=_is_ensemble):
-        kind = "ensembles" if _is_ensemble(row) else "single models"
-        folds = f", mean of {row['folds']} folds" if row["folds"] != "1" else ""
-        heading = (
-            f"published, not measured by us: {row['source']}, table {row['table']}, {data}{folds}: {kind}"
-        )
-        remark = f" ({row['remark']})" if row["remark"] else ""
-        cells = [row.get(key.removeprefix("test_"), "-") for key in shown]
-        noise = row["noise_rate"] or _noise_in_words(data, 0)
-        sections.setdefault(heading, []).append([row["model"], noise, row["method"] + remark, "-", *cells])
-    for heading, lines in sections.items():
-        table.add_section(heading, lines)
-    if sections:
-        table.notes.append(PUBLISHED_NOTE)
-
-
-def _is_ensemble(row: dict[str, str]) -> bool:
-    """Whether a published result is that of several networks: of SAF and SGR, or of a method that trains two."""
-    return row["model"] == "sgraf" or (row["method"] in METHODS and METHODS[row["method"]].networks > 1)
-
-
-def mean_and_deviation(values: Sequence[float], key: str) -> str:
-    """As text, with the digits that suit the number of this name."""
-    values = [value for value in values if not math.isnan(value)]  # without noise there is nothing to detect
-    if not values:
+def _epochs_label(row: dict[str, Any]) -> str:
+    """Epochs of warm-up and after it, "3+6"; without a warm-up "9"."""
+    if row.get("epochs") is None:
         return "-"
-    digits = 1 if "R@" in key or "rsum" in key or "seconds" in key else 0 if key.endswith("mb") else 3
-    mean = f"{statistics.fmean(values):.{digits}f}"
-    return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
+    warmup = row["warmup_epochs"]
+    return f"{warmup}+{row['epochs'] - warmup}" if warmup else str(row["epochs"])
+
+
+def _notes(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What a reader has to know about epochs, adapted recipes and larger ensembles."""
+    notes = []
+    epochs = {row["epochs"] for row in rows if row.get("epochs") is not None}
+    if len(epochs) == 1:
+        notes.append(f"Epochs: every method trained for {max(epochs)}, warm-up included.")
+    elif epochs:
+        notes.append(f"Epochs, warm-up + rest, are those of each recipe: {min(epochs)} to {max(epochs)}.")
+    adapted: dict[str, list[str]] = {}
+    for row in rows:
+        if row.get("adapted"):
+            adapted.setdefault(row["recipe"], []).append(f"{row['backbone']} {row['method']}")
+    for recipe, names in adapted.items():
+        notes.append(
+            f"* No recipe of its own ({', '.join(dict.fromkeys(names))}): data, schedule and batch size are those of "
+            f"{recipe}, other options the defaults."
+        )
+    larger = [row for row in rows if row.get("networks", 1) > 2]
+    if larger:
+        named = dict.fromkeys(f"{row['backbone']} {row['method']} ({row['networks']})" for row in larger)
+        notes.append(f"Ensembles of more than two networks: {', '.join(named)}.")
+    return notes

@@ -1,4 +1,4 @@
-"""Numbers that others have printed, each with its source; shown beside ours and never mixed with them."""
+"""Published numbers with their sources, shown next to ours and never mixed with them."""
 
 from __future__ import annotations
 
@@ -6,46 +6,78 @@ import csv
 from collections.abc import Collection
 from functools import cache
 from importlib import resources
+from typing import Any
 
-# What the sources call by other names than we: SGRAF is the mean of SAF and SGR trained apart, and a plain backbone
-# is trained with a margin to the hardest negative.
-BACKBONES = {"saf+sgr": "sgraf", "sgr+saf": "sgraf"}
-METHODS = {"hinge": "plain"}
+from sremkit.bench.tables import Table
+from sremkit.methods import METHODS
+
+# Names of the source: its SGRAF is the mean of SAF and SGR trained separately, and a plain backbone is trained with the
+# triplet loss on the hardest negative.
+PUBLISHED_BACKBONES = {"saf+sgr": "sgraf", "sgr+saf": "sgraf"}
+PUBLISHED_METHODS = {"hinge": "plain"}
+REAL_NOISE = ("cc152k",)  # web collections with mismatches of their own; no noise is added by default
+PUBLISHED_NOTE = (
+    "The published sgraf is SAF and SGR trained separately, here saf+sgr; the backbone sgraf trains them jointly here. "
+    "Published plain is hinge here. The source states neither its seeds nor whether its noise is per caption or image."
+)
 
 
 def published_results(data: str, noise_rates: Collection[float] | None = None) -> list[dict[str, str]]:
     """Recalls on "f30k", "coco" (1K: the mean of five folds) or "cc152k".
 
     Args:
-        noise_rates: only with these added; 0 for a collection whose noise is its own. All without it.
+        noise_rates: rates of added noise, 0 for a collection with real noise; all rows when absent.
     """
-    rows = [row for row in _read("published.csv") if row["data"] == data]
+    rows = [row for row in read_published("published.csv") if row["data"] == data]
     return [row for row in rows if noise_rates is None or float(row["noise_rate"] or 0) in noise_rates]
 
 
-def published_rsum(data: str, backbone: str, method: str, noise_rate: float, *, folds: int) -> str | None:
-    """What was printed for the same backbone, method, added noise and test; None where nothing was.
-
-    Args:
-        backbone: in our words, as are the others: "saf+sgr".
-        folds: of the test split over which recalls are averaged.
-    """
-    wanted = (BACKBONES.get(backbone, backbone), METHODS.get(method, method), str(folds))
-    for row in published_results(data, [noise_rate]):
-        if (row["model"], row["method"], row["folds"]) == wanted:
-            return row["rsum"]
+def published_rsum(row: dict[str, Any]) -> str | None:
+    """The published R_sum for data, backbone, method, noise rate and test folds of a row of ours, if there is one."""
+    backbone, method = row["backbone"], row["method"]
+    wanted = (
+        PUBLISHED_BACKBONES.get(backbone, backbone),
+        PUBLISHED_METHODS.get(method, method),
+        str(int(row.get("test_folds") or 1)),
+    )
+    for published in published_results(row["data"], [row["rate"]]):
+        if (published["model"], published["method"], published["folds"]) == wanted:
+            return published["rsum"]
     return None
 
 
-def published_efficiency() -> list[dict[str, str]]:
-    return _read("published_efficiency.csv")
+def add_published(table: Table, data: str, rates: set[float], shown: dict[str, str]) -> None:
+    """Sections with the published results for these data and rates, and a note on how to read them."""
+    sections: dict[str, list[list[str]]] = {}
+    for row in sorted(published_results(data, rates), key=_is_ensemble):
+        kind = "ensembles" if _is_ensemble(row) else "single models"
+        folds = f", mean of {row['folds']} folds" if row["folds"] != "1" else ""
+        heading = f"published, not measured by us: {row['source']}, table {row['table']}, {data}{folds}: {kind}"
+        remark = f" ({row['remark']})" if row["remark"] else ""
+        cells = [row.get(key.removeprefix("test_"), "-") for key in shown]
+        noise = row["noise_rate"] or noise_label(data, 0)
+        line = [row["model"], noise, row["method"] + remark, "-", "-", *cells]
+        sections.setdefault(heading, []).append(line)
+    for heading, lines in sections.items():
+        table.add_section(heading, lines)
+    if sections:
+        table.notes.append(PUBLISHED_NOTE)
 
 
-def published_ablation() -> list[dict[str, str]]:
-    return _read("published_ablation.csv")
+def _is_ensemble(row: dict[str, str]) -> bool:
+    """Whether a published result is that of several networks: of SAF and SGR, or of a method that trains two."""
+    return row["model"] == "sgraf" or (row["method"] in METHODS and METHODS[row["method"]].networks > 1)
 
 
-@cache  # a table asks for each of its rows
-def _read(name: str) -> list[dict[str, str]]:
+def noise_label(data: str, rate: float) -> str:
+    """The noise of a row: the added rate, or "real" for a collection with noise of its own."""
+    if data not in REAL_NOISE:
+        return f"{rate:g}"
+    return f"real + {rate:g}" if rate else "real"
+
+
+@cache  # read once per table, not once per row
+def read_published(name: str) -> list[dict[str, str]]:
+    """The rows of a CSV file of this package."""
     text = resources.files("sremkit.bench").joinpath(name).read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))

@@ -1,14 +1,16 @@
-"""One table, four languages: plain text for the terminal, Markdown, LaTeX and HTML for everywhere else."""
+"""A table as plain text for the terminal, Markdown, LaTeX and HTML."""
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from sremkit.errors import UserError
-from sremkit.evaluation.tables import aligned
 
 
 @dataclass
@@ -66,21 +68,18 @@ class Table:
         return PAGE.format(title=escape(self.title), head=head, body=body, notes=notes, labels=self.labels)
 
     def write(self, path: Path) -> None:
-        """Write it in the language of the file's ending."""
-        languages = {
-            ".md": self.as_markdown,
-            ".tex": self.as_latex,
-            ".html": self.as_html,
-            ".txt": self.as_text,
-        }
-        if path.suffix not in languages:
-            raise UserError(f"{path} ends in '{path.suffix}'; tables are written as {', '.join(languages)}")
+        """Write it in the format of the file's suffix."""
+        formats = {".md": self.as_markdown, ".tex": self.as_latex, ".html": self.as_html, ".txt": self.as_text}
+        if path.suffix not in formats:
+            raise UserError(f"{path} ends in '{path.suffix}'; tables are written as {', '.join(formats)}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(languages[path.suffix](), encoding="utf-8")
+        path.write_text(formats[path.suffix](), encoding="utf-8")
 
 
 PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<html lang="en"><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width">
 <title>{title}</title>
 <style>
 body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; }}
@@ -96,6 +95,33 @@ th[scope] {{ padding-top: 1rem; font-style: italic; }}
 {body}</tbody></table></div>
 {notes}</html>
 """
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Aligned columns: the first one left, the others right."""
+    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))]).rstrip()
+        for line in lines
+    )
+
+
+def grouped(rows: Sequence[dict[str, Any]], *keys: str) -> dict[tuple, list[dict[str, Any]]]:
+    """The rows by their values of `keys`, in order of appearance."""
+    groups: dict[tuple, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return groups
+
+
+def mean_and_deviation(values: Sequence[float], key: str) -> str:
+    """Mean ± standard deviation as text, with a number of digits that follows from the metric's name."""
+    values = [value for value in values if not math.isnan(value)]  # without noise there is nothing to detect
+    if not values:
+        return "-"
+    digits = 1 if "R@" in key or "rsum" in key or "seconds" in key else 0 if key.endswith("mb") else 3
+    mean = f"{statistics.fmean(values):.{digits}f}"
+    return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
 
 
 def _piped(cells: Sequence[str]) -> str:

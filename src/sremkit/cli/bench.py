@@ -1,134 +1,115 @@
-"""Compare methods under one protocol, again and again: grids of runs that keep what is finished.
+"""Compare methods under one protocol. Finished runs are kept, so that an interrupted or larger table continues.
 
+srem bench methods --data scenes                     # generated data, no download
 srem bench methods --data flickr8k --backbone dual --noise 0.2,0.4,0.6 --seeds 3 -o results/dual.csv
 srem bench methods --data f30k:/data/f30k_precomp --backbone sgr --methods srem,rcl --table f30k.md
 srem bench methods --data flickr8k --backbone saf,sgr,saf+sgr --methods srem --noise 0.4
-srem bench ablation --recipe flickr8k-dual-srem --noise 0.4 --seeds 3
-srem bench questions --data flickr8k --backbone dual --only threshold,clean-set
+srem bench ablation --recipe scenes-srem --noise 0.4 --seeds 3
 srem bench efficiency --data flickr8k --backbone dual --methods srem,bicro,mscn
-srem bench speed saf sgr --batch-size 128
-srem bench growth saf sgr -o runs/growth.csv
-srem bench loader saf --format float16
-srem bench tiles --batch-sizes 4096 32768 --width 512
 srem bench figures curves --from runs/bench-methods.csv --noise 0.6 -o figures
-srem bench figures energies --recipe flickr8k-dual-srem -o figures
+srem bench figures energies --recipe scenes-srem -o figures
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sremkit.cli.bench_steps import add_growth, add_loader, add_speed, add_tiles
+from sremkit.cli import numbers
 from sremkit.errors import UserError
 
 if TYPE_CHECKING:
     from sremkit.bench.tables import Table
 
-HELP = "compare methods, by command"
-EVERY_METHOD = "hinge,hinge-mean,infonce,rcl,decl,ncr,bicro,mscn,srem,srem-plus"
-COUNTS = (
-    "seeds",
-    "side_by_side",
-    "epochs",
-    "batch_size",
-    "images",
-    "steps",
-    "rounds",
-)  # of which one at least
+HELP = "compare methods: tables, ablation, cost, figures"
+MANY = 20  # runs; with more, their number is printed first
+COUNTS = ("seeds", "jobs", "epochs")  # 1 or more
+#: Benches that moved to the folder `benchmarks` of the repository, which is not installed.
+MOVED = ("speed", "growth", "loader", "tiles", "questions")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="benches", metavar="BENCH", required=True)
 
-    def bench(name: str, help: str) -> argparse.ArgumentParser:
-        description = f"{help[0].upper()}{help[1:]}."
-        formatter = parser.formatter_class  # that of every command, which states the defaults there are
-        return actions.add_parser(name, help=help, description=description, formatter_class=formatter)
+    def bench(name: str, act: Callable[[argparse.Namespace], None], help: str) -> argparse.ArgumentParser:
+        examples = [line for line in (__doc__ or "").splitlines() if line.startswith(f"srem bench {name} ")]
+        description = f"{help[0].upper()}{help[1:]}.\n\n" + "\n".join(examples)
+        command = actions.add_parser(name, help=help, description=description)
+        command.set_defaults(act=act)
+        return command
 
-    _add_methods(bench("methods", "methods against each other over noise rates and seeds"))
-    _add_ablation(bench("ablation", "SREM's parts, one after another, as the paper's table"))
-    _add_questions(bench("questions", "what the paper leaves open in SREM, one change at a time"))
-    _add_efficiency(bench("efficiency", "what an epoch costs: seconds and memory of every method"))
-    add_speed(bench("speed", "training steps and scoring of a backbone: plain, compiled, by kernels"))
-    add_growth(bench("growth", "how a training step grows with batch, words, regions and width"))
-    add_loader(bench("loader", "whether data read from disk keep up with the device"))
-    add_tiles(bench("tiles", "the objective in tiles, for batches without end"))
-    _add_figures(bench("figures", "the paper's figures, as PNG and SVG"))
+    _add_methods(bench("methods", _methods, "recall of several methods over noise rates and seeds"))
+    _add_ablation(bench("ablation", _ablation, "SREM's parts added one after another, as in the paper's table"))
+    _add_efficiency(bench("efficiency", _efficiency, "seconds and memory of an epoch of each method"))
+    _add_figures(bench("figures", _figures, "the paper's figures, as PNG and SVG"))
+    for name in MOVED:  # without `help`, so that the list of benches omits them
+        moved = actions.add_parser(name, add_help=False, prefix_chars="\0")  # accepts whatever follows
+        moved.add_argument("rest", nargs="*")
+        moved.set_defaults(act=_moved, name=name)
 
 
-def run(args: argparse.Namespace) -> int | None:
+def run(args: argparse.Namespace) -> None:
     for name in COUNTS:
         if getattr(args, name, 1) < 1:
-            option = f"--{name.replace('_', '-')}"
-            raise UserError(f"{option} must be 1 or more, got {getattr(args, name)}")
-    return args.act(args)
+            raise UserError(f"--{name} must be 1 or more, got {getattr(args, name)}")
+    args.act(args)
 
 
 def _add_methods(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", default="flickr8k", help="first part of the recipes' names, or NAME:PATH")
+    _add_selection(parser, backbone="comma-separated; saf+sgr is the mean of both, which are trained too")
     parser.add_argument(
-        "--backbone", default="dual", help="comma-separated; saf+sgr is the mean of two, which are run too"
-    )
-    parser.add_argument("--methods", default=EVERY_METHOD, help="comma-separated")
-    parser.add_argument(
-        "--noise", help="comma-separated rates to add (default: 0.2,0.4,0.6; for cc152k, noisy by itself, 0)"
+        "--noise", help="comma-separated rates to add (default: 0.2,0.4,0.6; for cc152k, which has real noise, 0)"
     )
     parser.add_argument("--protocol", choices=("caption", "image"), default="caption", help="noise protocol")
-    _add_grid(parser, out="runs/bench-methods.csv")
-    parser.set_defaults(act=_methods)
+    add_grid_arguments(parser, out="runs/bench-methods.csv")
 
 
 def _add_ablation(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--recipe", default="flickr8k-dual-srem", help="of the whole method")
+    parser.add_argument("--recipe", default="flickr8k-dual-srem", help="recipe of SREM with all parts")
     parser.add_argument("--noise", default="0.4", help="comma-separated rates")
-    _add_grid(parser, out="runs/bench-ablation.csv")
-    parser.set_defaults(act=_ablation)
-
-
-def _add_questions(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", default="flickr8k", help="first part of the recipe's name, or NAME:PATH")
-    parser.add_argument("--backbone", default="dual", help="second part of the recipe's name")
-    parser.add_argument("--recipe", help="name or file, in the place of DATA-BACKBONE-srem")
-    parser.add_argument(
-        "--noise", help="comma-separated rates to add (default: 0.4,0.6; for cc152k, noisy by itself, 0)"
-    )
-    parser.add_argument("--only", default="", help="comma-separated questions or answers; all without it")
-    _add_grid(parser, out="runs/bench-questions.csv")
-    parser.set_defaults(act=_questions)
+    add_grid_arguments(parser, out="runs/bench-ablation.csv")
 
 
 def _add_efficiency(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", default="flickr8k", help="first part of the recipes' names, or NAME:PATH")
-    parser.add_argument("--backbone", default="dual")
-    parser.add_argument("--methods", default=EVERY_METHOD, help="comma-separated")
-    parser.add_argument("--epochs", type=int, default=2, help="measured, after one of warm-up")
+    _add_selection(parser, backbone="one backbone")
+    parser.add_argument(
+        "--epochs",
+        type=numbers.whole_number(most=1_000_000),
+        default=2,
+        help="measured epochs, after one epoch of warm-up",
+    )
     _add_common(parser, out="runs/bench-efficiency.csv")
-    parser.set_defaults(act=_efficiency)
+
+
+def _add_selection(parser: argparse.ArgumentParser, *, backbone: str) -> None:
+    data = "first part of the recipes' names, or NAME:PATH; scenes are generated and need no files"
+    parser.add_argument("--data", default="flickr8k", help=data)
+    parser.add_argument("--backbone", help=f"{backbone} (default: vse-infty for scenes, otherwise dual)")
+    parser.add_argument("--methods", help="comma-separated (default: every registered method)")
 
 
 def _add_figures(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=("curves", "energies", "examples"), help="which figure")
+    parser.add_argument("figure", choices=("curves", "energies", "examples"))
     parser.add_argument("--from", dest="source", type=Path, default=Path("runs/bench-methods.csv"),
-                        help="curves: the CSV of `srem bench methods`, its cells beside it")  # fmt: skip
-    parser.add_argument("--noise", type=float, default=0.6, help="curves: which rate")
-    parser.add_argument("--backbone", default="dual", help="curves: which backbone")
-    parser.add_argument("--methods", help="curves: comma-separated (default: all there are)")
-    parser.add_argument("--recipe", default="flickr8k-dual-srem", help="energies, examples: what to train")
-    _add_set(parser, help="for the recipe")
+                        help="curves: CSV of `srem bench methods`, with its folder of cells")  # fmt: skip
+    parser.add_argument("--noise", type=float, help="curves: noise rate (default: the highest of the CSV)")
+    parser.add_argument("--backbone", help="curves: backbone (default: the first of the CSV)")
+    parser.add_argument("--methods", help="curves: comma-separated (default: all of the CSV)")
+    parser.add_argument("--recipe", default="flickr8k-dual-srem", help="energies, examples: recipe to train")
+    _add_set(parser, help="setting of the recipe")
     parser.add_argument("-o", "--out", type=Path, default=Path("runs/figures"), help="folder")
-    parser.set_defaults(act=_figures)
 
 
-def _add_grid(parser: argparse.ArgumentParser, *, out: str) -> None:
-    parser.add_argument("--seeds", type=int, default=3, help="how many; they count from 0")
-    parser.add_argument("--side-by-side", type=int, default=1, help="cells that run at a time")
+def add_grid_arguments(parser: argparse.ArgumentParser, *, out: str) -> None:
+    parser.add_argument("--seeds", type=numbers.whole_number(most=1000), default=3, help="number of seeds, from 0")
+    parser.add_argument("-j", "--jobs", type=numbers.workers, default=1, metavar="N", help="runs at a time")
     _add_common(parser, out=out)
 
 
 def _add_common(parser: argparse.ArgumentParser, *, out: str) -> None:
-    _add_set(parser, help="for every cell")
+    _add_set(parser, help="setting of every run; in `methods`, training.epochs counts the warm-up too")
     parser.add_argument("-o", "--out", type=Path, default=Path(out), help="CSV file")
     parser.add_argument(
         "--table", type=Path, action="append", default=[], metavar="FILE", help="also as .md, .tex or .html"
@@ -136,117 +117,102 @@ def _add_common(parser: argparse.ArgumentParser, *, out: str) -> None:
 
 
 def _add_set(parser: argparse.ArgumentParser, *, help: str) -> None:
-    parser.add_argument(
-        "--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[], help=help
-    )
+    parser.add_argument("--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[], help=help)
 
 
 def _methods(args: argparse.Namespace) -> None:
-    from sremkit.bench.means import means_of
-    from sremkit.bench.methods import method_cells, methods_table, name_and_place, run_methods, usual_rates
+    from sremkit.bench import methods
+    from sremkit.bench.ensembles import means_of
 
-    rates = usual_rates(args.data) if args.noise is None else _rates(args.noise)
-    backbones = args.backbone.split(",")
-    cells = method_cells(
-        args.data,
-        backbones,
-        args.methods.split(","),
-        rates,
-        range(args.seeds),
-        protocol=args.protocol,
-        overrides=args.overrides,
-    )
-    means = means_of(cells, backbones)
-    rows = run_methods(cells, args.out, means=means, side_by_side=args.side_by_side)
+    rates = methods.default_rates(args.data) if args.noise is None else parse_rates(args.noise)
+    backbones = (args.backbone or methods.default_backbone(args.data)).split(",")
+    settings = {"protocol": args.protocol, "overrides": args.overrides}
+    cells = methods.method_cells(args.data, backbones, _method_names(args), rates, range(args.seeds), **settings)
+    if len(cells) > MANY:
+        print(f"{len(cells)} runs; --methods, --noise and --seeds select fewer", flush=True)
+    rows = methods.run_methods(cells, args.out, means=means_of(cells, backbones), jobs=args.jobs)
     added = f"noise per {args.protocol}" if any(rates) else "no noise added"
-    title = f"{name_and_place(args.data)[0]}, {added}, mean ± deviation over {args.seeds} seeds"
-    _show(methods_table(rows, title=title), args)
+    over = "1 seed" if args.seeds == 1 else f"mean ± standard deviation over {args.seeds} seeds"
+    show_table(methods.methods_table(rows, title=f"{methods.split_data(args.data)[0]}, {added}, {over}"), args)
 
 
 def _ablation(args: argparse.Namespace) -> None:
-    from sremkit.bench.ablation import ablation_cells, ablation_table
+    from sremkit.bench.ablation import PARTS, ablation_cells, ablation_table
     from sremkit.bench.grid import run_grid, write_csv
 
-    rates = _rates(args.noise)
-    cells = ablation_cells(args.recipe, rates, range(args.seeds), overrides=args.overrides)
+    cells = ablation_cells(args.recipe, parse_rates(args.noise), range(args.seeds), overrides=args.overrides)
     args.out.parent.mkdir(parents=True, exist_ok=True)
 
-    def tell(row: dict[str, Any]) -> None:
-        parts = [name for name in ("filtration", "weighting", "complementary", "rectification") if row[name]]
-        print(
-            f"{row['rate']:g} {'+'.join(parts) or 'nothing'} {row['seed']}: val {row['val_rsum']:.1f}",
-            flush=True,
-        )
+    def report(row: dict[str, Any]) -> None:
+        parts = "+".join(name for name in PARTS if row[name]) or "none"
+        print(f"{row['rate']:g} {parts} {row['seed']}: val {row['val_rsum']:.1f}", flush=True)
 
-    rows = run_grid(cells, args.out.with_suffix(".cells"), side_by_side=args.side_by_side, on_row=tell)
+    rows = run_grid(cells, args.out.with_suffix(".cells"), jobs=args.jobs, on_row=report)
     write_csv(rows, args.out)
-    _show(ablation_table(rows), args)
-
-
-def _questions(args: argparse.Namespace) -> None:
-    from sremkit.bench.methods import name_and_place, usual_rates
-    from sremkit.bench.questions import ask, choose, question_cells, questions_table
-
-    data, located = name_and_place(args.data)
-    recipe = args.recipe or f"{data}-{args.backbone}-srem"
-    answers = choose([name for name in args.only.split(",") if name])
-    rates = usual_rates(args.data, (0.4, 0.6)) if args.noise is None else _rates(args.noise)
-    overrides = [*located, *args.overrides]
-    cells = question_cells(recipe, answers, rates, range(args.seeds), overrides=overrides)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    _show(questions_table(ask(cells, args.out, side_by_side=args.side_by_side)), args)
+    show_table(ablation_table(rows), args)
 
 
 def _efficiency(args: argparse.Namespace) -> None:
     from sremkit.bench.efficiency import efficiency_table, measure_efficiency
     from sremkit.bench.grid import write_csv
+    from sremkit.bench.methods import default_backbone
 
     rows = measure_efficiency(
         args.data,
-        args.backbone,
-        args.methods.split(","),
+        args.backbone or default_backbone(args.data),
+        _method_names(args),
         args.out.with_suffix(".cells"),
         epochs=args.epochs,
         overrides=args.overrides,
         on_row=lambda row: print(
-            f"{row['method']}: {row['filter_seconds']:.1f} s before an epoch, {row['train_seconds']:.1f} s in it, "
-            f"{row['peak_memory_mb']:.0f} MB",
+            f"{row['method']}: per epoch {row['filter_seconds']:.1f} s before training and "
+            f"{row['train_seconds']:.1f} s of training, {row['peak_memory_mb']:.0f} MB",
             flush=True,
         ),
     )
     write_csv(rows, args.out)
-    _show(efficiency_table(rows), args)
+    show_table(efficiency_table(rows), args)
 
 
 def _figures(args: argparse.Namespace) -> None:
     from sremkit.bench import figures
     from sremkit.bench.grid import read_rows
-    from sremkit.recipes import load_recipe
+    from sremkit.config.recipes import load_recipe
 
-    if args.what == "curves":
-        methods = args.methods.split(",") if args.methods else None
-        rows = [
-            row
-            for row in read_rows(args.source)
-            if row["backbone"] == args.backbone and float(row["rate"]) == args.noise
-            if methods is None or row["method"] in methods
-        ]
+    if args.figure == "curves":
+        rows = read_rows(args.source)
+        backbone = args.backbone or rows[0]["backbone"]
+        rates = [float(row["rate"]) for row in rows if row["backbone"] == backbone]
+        noise = max(rates, default=0.0) if args.noise is None else args.noise
+        rows = [row for row in rows if row["backbone"] == backbone and float(row["rate"]) == noise]
+        if args.methods:
+            rows = [row for row in rows if row["method"] in args.methods.split(",")]
         if not rows:
-            raise UserError(f"{args.source} has no cells of {args.backbone} at noise {args.noise:g}")
-        files = figures.draw_curves(rows, args.out / f"curves-{args.backbone}-{args.noise:g}")
+            raise UserError(f"{args.source} has no cells of {backbone} at noise {noise:g}")
+        files = figures.draw_curves(rows, args.out / f"curves-{backbone}-{noise:g}")
     else:
         prepared, energies = figures.energies_in_training(load_recipe(args.recipe, args.overrides))
-        if args.what == "energies":
-            files = figures.draw_energies(energies, prepared.is_noisy, args.out / f"energies-{args.recipe}")
+        stem = args.out / f"{args.figure}-{args.recipe}"
+        if args.figure == "energies":
+            files = figures.draw_energies(energies, prepared.is_noisy, stem)
         else:
-            last = energies[1.0]
-            files = figures.draw_examples(
-                prepared.train, last, prepared.is_noisy, args.out / f"examples-{args.recipe}"
-            )
+            files = figures.draw_examples(prepared.train, energies[1.0], prepared.is_noisy, stem)
     print("\n".join(map(str, files)))
 
 
-def _rates(text: str) -> list[float]:
+def _moved(args: argparse.Namespace) -> None:
+    raise UserError(
+        f"`srem bench {args.name}` is now `python -m benchmarks.{args.name}`, run in a checkout of the repository"
+    )
+
+
+def _method_names(args: argparse.Namespace) -> list[str]:
+    from sremkit.methods import METHODS
+
+    return args.methods.split(",") if args.methods else list(METHODS)
+
+
+def parse_rates(text: str) -> list[float]:
     """Of "0.2,0.4" the numbers."""
     try:
         rates = [float(rate) for rate in text.split(",")]
@@ -257,7 +223,8 @@ def _rates(text: str) -> list[float]:
     return rates
 
 
-def _show(table: Table, args: argparse.Namespace) -> None:
+def show_table(table: Table, args: argparse.Namespace) -> None:
+    """Print the table and the files it was written to."""
     print(f"\n{table.as_text()}\n\nwritten to {args.out}")
     for file in args.table:
         table.write(file)

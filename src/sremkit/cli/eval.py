@@ -10,44 +10,42 @@ import argparse
 import json
 from pathlib import Path
 
+from sremkit.cli import numbers
+
 HELP = "recall of a run's best model, or of several runs together"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of finished runs")
-    parser.add_argument(
-        "--split", choices=("val", "test"), default="test", help="which split of the run's data"
-    )
+    parser.add_argument("--split", choices=("val", "test"), default="test", help="which split of the run's data")
     parser.add_argument(
         "--folds",
-        type=int,
+        type=numbers.count,
         help="average over consecutive folds of images, 5 for the 1K protocol of MS-COCO "
         "(default: data.test_folds of the first run's recipe for the test split, or else 1)",
     )
     parser.add_argument("--device", default="auto", help="cpu, cuda, or whichever there is")
     parser.add_argument(
-        "-o",
-        "--out",
-        type=Path,
-        help="JSON file (default: in the first run, eval-SPLIT and the others' names)",
+        "-o", "--out", type=Path, help="JSON file (default: in the first run, eval-SPLIT and the others' names)"
     )
 
 
 def run(args: argparse.Namespace) -> None:
-    from sremkit.evaluation.tables import recall_table
+    from sremkit.bench.tables import aligned
+    from sremkit.evaluation.recall import RECALLS
     from sremkit.experiment import evaluate_runs
 
     result = evaluate_runs(args.runs, split=args.split, folds=args.folds, device=args.device)
     kind = "single model" if len(args.runs) == 1 else f"ensemble of {len(args.runs)}"
     noises = [
-        f"noise per {noise['protocol']}, rate {noise['rate']:.4f}, index {noise['hash']}"
-        for noise in result["noises"]
+        f"noise per {noise['protocol']}, rate {noise['rate']:.4f}, index {noise['hash']}" for noise in result["noises"]
     ]
     folds = result["folds"]
     print(f"{' + '.join(map(str, args.runs))} on {result['split']} ({kind}"
           f"{f', mean of {folds} folds' if folds > 1 else ''}; trained with "
           f"{'; '.join(dict.fromkeys(noises))})\n")  # fmt: skip
-    print(recall_table({kind: result["metrics"]}))
+    head = [["", "image→text", "", "", "text→image", "", "", ""], ["", *["R@1", "R@5", "R@10"] * 2, "R_sum"]]
+    print(aligned([*head, [kind, *(f"{result['metrics'][key]:.1f}" for key in (*RECALLS, "rsum"))]]))
     if result["seen_in_training"]:
         print("\nThese pairs were trained on: the data has no splits, so this says what was learnt by heart.")
     out = args.out or args.runs[0] / _name(args, folds)

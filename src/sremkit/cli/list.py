@@ -1,4 +1,8 @@
-"""List what is registered: methods, backbones, data formats, recipes."""
+"""List what is registered: methods, backbones, data formats, recipes.
+
+srem list
+srem list recipes
+"""
 
 from __future__ import annotations
 
@@ -23,12 +27,14 @@ def run(args: argparse.Namespace) -> None:
 
 def _entries(kind: str) -> dict[str, str]:
     """Name and one-line description of everything of a kind."""
+    from sremkit.config.recipes import recipe_headlines
     from sremkit.data.formats import FORMATS
     from sremkit.methods import METHODS
     from sremkit.models import BACKBONES
-    from sremkit.recipes import recipe_headlines
 
     if kind == "recipes":
         return recipe_headlines()
     registry = {"methods": METHODS, "backbones": BACKBONES, "formats": FORMATS}[kind]
-    return {name: registry.describe(name) for name in registry}  # type: ignore[attr-defined]
+    # No format provides pixels, so backbones that read them cannot be trained from here.
+    hidden = {name for name in BACKBONES if BACKBONES[name].image_input == "pixels"}
+    return {name: registry.describe(name) for name in registry if name not in hidden}  # type: ignore[attr-defined]

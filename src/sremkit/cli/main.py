@@ -7,74 +7,58 @@ import errno
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
-from sremkit.errors import UserError
+from sremkit.cli.parser import Parser
+from sremkit.cli.requirements import check_packages
+from sremkit.config.aliases import rename_options
+from sremkit.errors import UserError, UserNotice
 from sremkit.version import __version__
 
+# OpenMP threads sleep while they wait for each other, instead of spinning: next to another busy process a training step
+# with spinning threads takes two to ten times as long. Read when torch is loaded, so it is set before that.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # In the order a newcomer meets them. Each is a file of this package with `HELP`, `add_arguments` and `run`.
-COMMANDS = (
-    "demo",
-    "audit",
-    "export",
-    "train",
-    "eval",
-    "compare",
-    "features",
-    "bench",
-    "noise",
-    "list",
-)
+COMMANDS = ("demo", "audit", "review", "score", "export", "train", "eval", "index", "search", "serve",
+            "compare", "export-model", "features", "bench", "noise", "data", "list", "describe", "doctor",
+            "completion")  # fmt: skip
 
 # What a path that the user named may do to us; other errors of the system are ours to explain.
-FILE_TROUBLE = (
-    errno.EACCES,
-    errno.EPERM,
-    errno.ENOENT,
-    errno.ENOTDIR,
-    errno.EEXIST,
-    errno.EISDIR,
-    errno.EROFS,
-    errno.ENOSPC,
-)
+FILE_TROUBLE = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.EROFS,
+                errno.ENOSPC)  # fmt: skip
 
 DESCRIPTION = """\
 Train image-text retrieval on pairs that are partly wrong, and find the wrong ones.
 
-Start with:  srem demo
+srem demo
+srem audit pairs.csv -o audits/mine
+srem train scenes-srem
 """
 
 
-class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Keeps the line breaks of descriptions and states every default."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default is None or action.default is False or action.default in ((), []):
-            return action.help
-        return super()._get_help_string(action)
-
-
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="srem", description=DESCRIPTION, formatter_class=HelpFormatter)
+    parser = Parser(prog="srem", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"sremkit {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for name in COMMANDS:
-        module = importlib.import_module(f"sremkit.cli.{name}")
-        command = commands.add_parser(
-            name, help=module.HELP, description=module.__doc__, formatter_class=HelpFormatter
-        )
+        module = importlib.import_module(f"sremkit.cli.{name.replace('-', '_')}")
+        command = commands.add_parser(name, help=module.HELP, description=module.__doc__)
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    warnings.formatwarning = _as_sentence
     parser = build_parser()
-    args = parser.parse_args(argv)
+    args = parser.parse_args(rename_options(sys.argv[1:] if argv is None else argv))
     if args.command is None:
         parser.print_help()
         return 0
     try:
+        check_packages(args)
         return args.run(args) or 0
     except UserError as problem:
         print(f"srem: {problem}", file=sys.stderr)
@@ -90,6 +74,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"srem: {problem.filename}: {problem.strerror}; name another file or folder", file=sys.stderr)
         return 2
+
+
+def _as_sentence(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A notice for the user as its sentence; other warnings with their place in the code."""
+    if issubclass(category, UserNotice):
+        return f"srem: {message}\n"
+    return f"{filename}:{lineno}: {category.__name__}: {message}\n"
 
 
 if __name__ == "__main__":

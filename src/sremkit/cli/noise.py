@@ -10,12 +10,14 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sremkit.cli import numbers
 from sremkit.errors import UserError
 
 if TYPE_CHECKING:
     from sremkit.data.noise import NoiseSummary
 
 HELP = "make and inspect noise index files"
+MAX_CAPTIONS = 100_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,35 +25,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     make = actions.add_parser(
         "make",
-        help="shuffle a share of the pairs and write the index file",
-        description="Shuffle a share of the pairs, seeded, and write the index file that says so.",
-        formatter_class=parser.formatter_class,
+        help="shuffle a fraction of the pairs and write the index file",
+        description="Shuffle a fraction of the pairs, seeded, and write the index file.\n\n"
+        "srem noise make --images 29000 --rate 0.4 -o f30k_0.4.npy\n"
+        "srem noise make --data pairs.csv --rate 0.2 --protocol image -o mine_0.2.npy",
     )
     source = make.add_mutually_exclusive_group(required=True)
-    source.add_argument("--data", type=Path, help="pairs to make the noise for, in any known format")
-    source.add_argument("--images", type=int, help="or just the number of images")
-    make.add_argument("--captions-per-image", type=int, default=5, help="with --images")
+    source.add_argument("--data", type=Path, help="pairs to make noise for, in any known format")
+    source.add_argument("--images", type=numbers.count, help="number of images, instead of --data")
+    make.add_argument("--captions-per-image", type=numbers.count, default=5, help="with --images")
     make.add_argument("--split", default="train", help="with --data")
-    make.add_argument("--rate", type=float, default=0.4, help="share of pairs to shuffle, from 0 to 1")
+    make.add_argument("--rate", type=float, default=0.4, help="fraction of the pairs to shuffle, from 0 to 1")
     make.add_argument(
         "--protocol",
         choices=("caption", "image"),
         default="caption",
         help="shuffle captions one by one (NCR, BiCro, MSCN) or all captions of an image together (DECL, RCL)",
     )
-    make.add_argument("--seed", type=int, default=0, help="the same seed gives the same file")
+    make.add_argument("--seed", type=numbers.large_seed, default=0, help="the same seed gives the same file")
     make.add_argument("-o", "--out", type=Path, required=True, help="the .npy file to write")
     make.set_defaults(act=_make)
 
     inspect = actions.add_parser(
         "inspect",
-        help="say what an index file does",
-        description="Say what an index file does: protocol, realised rate, images hit, hash.",
-        formatter_class=parser.formatter_class,
+        help="describe index files",
+        description="Describe index files: protocol, realised rate, affected images, hash.\n\n"
+        "srem noise inspect f30k_0.4.npy",
     )
     inspect.add_argument("files", type=Path, nargs="+", metavar="FILE", help=".npy files in either format")
     inspect.add_argument(
-        "--captions-per-image", type=int, help="needed only where the file alone does not tell it"
+        "--captions-per-image", type=numbers.count, help="needed only if the file does not determine it"
     )
     inspect.set_defaults(act=_inspect)
 
@@ -73,19 +76,20 @@ def _make(args: argparse.Namespace) -> None:
     if args.data is not None:
         image_of_text = read_pairs(args.data, split=args.split).image_of_text
     else:
-        _check_counts(args)
+        if args.images < 1:
+            raise UserError(f"--images is the number of images, 1 or more; got {args.images}")
+        if args.captions_per_image < 1:
+            raise UserError(f"--captions-per-image must be 1 or more, got {args.captions_per_image}")
+        if args.images * args.captions_per_image > MAX_CAPTIONS:
+            raise UserError(
+                f"--images times --captions-per-image must be at most {MAX_CAPTIONS:,}, "
+                f"got {args.images * args.captions_per_image:,}"
+            )
         image_of_text = np.repeat(np.arange(args.images), args.captions_per_image)
     noise = make_noise(image_of_text, rate=args.rate, protocol=args.protocol, seed=args.seed)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     save_noise(noise, args.out)
-    _describe(args.out, inspect_noise(args.out, image_of_text=image_of_text))
-
-
-def _check_counts(args: argparse.Namespace) -> None:
-    if args.images < 1:
-        raise UserError(f"--images is the number of images, 1 or more; got {args.images}")
-    if args.captions_per_image < 1:
-        raise UserError(f"--captions-per-image must be 1 or more, got {args.captions_per_image}")
+    _describe(args.out, inspect_noise(args.out, image_of_text=image_of_text, format=args.protocol))
 
 
 def _inspect(args: argparse.Namespace) -> None:
@@ -96,14 +100,14 @@ def _inspect(args: argparse.Namespace) -> None:
 
 
 def _describe(file: Path, summary: NoiseSummary) -> None:
-    images = summary.num_images
+    images, all_wrong, none_wrong = summary.num_images, summary.images_all_wrong, summary.images_none_wrong
     lines = {
         "protocol": f"per {summary.protocol}",
         "file format": f"one number per {summary.format}",
         "realised rate": f"{summary.rate:.5f}",
         "images moved": f"{summary.images_moved:,} of {images:,}",
-        "all captions wrong": f"{summary.images_all_wrong:,} images ({100 * summary.share_all_wrong:.2f} %)",
-        "no caption wrong": f"{summary.images_none_wrong:,} images ({100 * summary.share_none_wrong:.2f} %)",
+        "all captions wrong": f"{all_wrong:,} images ({100 * (all_wrong / images):.2f} %)",
+        "no caption wrong": f"{none_wrong:,} images ({100 * (none_wrong / images):.2f} %)",
         "hash of the file": summary.file_hash,
     }
     if summary.num_captions is not None:

@@ -10,15 +10,15 @@ if TYPE_CHECKING:
 
 
 class StageProgress:
-    """Shows stages, one after another or in turns. A stage begins when it is first shown."""
+    """Displays the progress of stages, which may alternate. A stage starts with its first report."""
 
     LINE_SECONDS = 10.0
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self._bar: Any = None
-        self._stages: dict[str, tuple[float, int, Any]] = {}  # when it began, with how much done, and its bar
-        self._told = 0.0
+        self._stages: dict[str, tuple[float, int, Any]] = {}  # start time, items done then, its bar
+        self._printed = 0.0
 
     def __enter__(self) -> Self:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -42,30 +42,30 @@ class StageProgress:
             self._bar.stop()
 
     def stage(self, name: str, done: int, total: int, remark: str = "") -> None:
-        """So much of the stage is done, at first what an earlier call did; `remark` stands behind the numbers."""
+        """Report a stage. Items done in its first report are those of an earlier call; `remark` follows the numbers."""
         now = time.monotonic()
         if name not in self._stages:
             if done:
-                self.console.print(f"going on after {done:,} of {total:,} {name}")
+                self.console.print(f"continuing after {done:,} of {total:,} {name}")
             task = None
             if self._bar is not None:
                 task = self._bar.add_task(name, total=total, completed=done, rate="")
             self._stages[name] = (now, done, task)
-            self._told = now
+            self._printed = now
             return
         began, first, task = self._stages[name]
         rate = (done - first) / max(now - began, 1e-9)
-        behind = f", {remark}" if remark else ""
+        suffix = f", {remark}" if remark else ""
         if self._bar is not None:
-            self._bar.update(task, completed=done, rate=f"{_per_second(rate)}{behind}")
-        elif now - self._told >= self.LINE_SECONDS and rate > 0:
-            self._told = now
+            self._bar.update(task, completed=done, rate=f"{_per_second(rate)}{suffix}")
+        elif now - self._printed >= self.LINE_SECONDS and rate > 0:
+            self._printed = now
             left = duration((total - done) / rate)
-            self.console.print(f"{name} {done:,}/{total:,}, {_per_second(rate)}, about {left} left{behind}")
+            self.console.print(f"{name} {done:,}/{total:,}, {_per_second(rate)}, about {left} left{suffix}")
 
 
 def duration(seconds: float) -> str:
-    """A time in words, as exact as a guess deserves."""
+    """Seconds, or minutes from 100 seconds on."""
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 

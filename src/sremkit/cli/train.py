@@ -3,6 +3,7 @@
 srem train scenes-srem
 srem train flickr8k-dual-srem --set noise.rate=0.6 --out runs/mine
 srem train --resume runs/mine
+srem train scenes-srem --track wandb
 srem train features-dual-srem --set data.source=features/mine --keep keep.txt
 torchrun --nproc_per_node=2 -m sremkit train scenes-srem
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 from sremkit.errors import UserError
@@ -22,14 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", nargs="?", help="a recipe's name (see `srem list recipes`) or a .toml file")
     parser.add_argument("-o", "--out", type=Path, help="folder of the run (default: runs/RECIPE)")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder")
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="change a setting, such as training.epochs=2; may be repeated",
-    )
+    changed = "change a setting, such as training.epochs=2; may be repeated"
+    parser.add_argument("--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[], help=changed)
     parser.add_argument(
         "--keep",
         type=Path,
@@ -37,52 +33,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="train only on the pairs whose ids are in this file, one a line; none of them is made wrong unless "
         "--set noise.rate says so",
     )
-    parser.add_argument("--print-config", action="store_true", help="print the resolved recipe and stop")
+    tracked = "log to this tracker too, wandb or mlflow; may be repeated, and a resumed run goes on with its trackers"
+    parser.add_argument("--track", metavar="TRACKER", action="append", default=[], help=tracked)
+    printed = "print every setting of the run with its meaning, as a recipe, and stop"
+    parser.add_argument("--print-config", action="store_true", help=printed)
 
 
 def run(args: argparse.Namespace) -> None:
+    from sremkit.config.recipes import load_recipe
+    from sremkit.describe import describe_recipe
     from sremkit.experiment import with_whole_paths
-    from sremkit.recipes import load_recipe, recipe_to_toml
     from sremkit.training.run_folder import RunFolder
 
     if (args.recipe is None) == (args.resume is None):
-        raise UserError(
-            "name a recipe to train, or a run to go on with: srem train RECIPE, srem train --resume RUN"
-        )
+        raise UserError("name a recipe to train, or a run to go on with: srem train RECIPE, srem train --resume RUN")
     if args.resume is not None:
         if args.overrides or args.out or args.keep:
-            raise UserError(
-                "a resumed run keeps its settings and its folder; leave --set, --keep and --out away"
-            )
-        recipe = load_recipe(RunFolder.open(args.resume).config)
+            raise UserError("a resumed run keeps its settings and its folder; leave --set, --keep and --out away")
+        recipe = RunFolder.open(args.resume).recipe()
     else:
         # Who keeps the right pairs does not want them made wrong again, as recipes for comparisons do.
         kept = ["noise.rate=0", f"data.keep={json.dumps(str(args.keep))}"] if args.keep else []
         recipe = with_whole_paths(load_recipe(args.recipe, [*kept, *args.overrides]))
     if args.print_config:
-        print(recipe_to_toml(recipe), end="")
+        print(describe_recipe(recipe), end="")
         return
-    _train(recipe, args.resume or args.out or Path("runs") / recipe.name, resumed=args.resume is not None)
+    out = args.resume or args.out or Path("runs") / recipe.name
+    _train(recipe, out, resumed=args.resume is not None, trackers=args.track)
 
 
-def _train(recipe, out: Path, *, resumed: bool) -> None:
+def _train(recipe, out: Path, *, resumed: bool, trackers: list[str]) -> None:
     from rich.console import Console
 
-    from sremkit.experiment import prepare, start_run, train
-    from sremkit.training.processes import joined
-    from sremkit.training.progress import TrainingProgress
+    from sremkit.config.recipes import recipe_to_toml
+    from sremkit.experiment import prepare, train
+    from sremkit.training.distributed import process_group
+    from sremkit.training.reporters import ConsoleReporter
     from sremkit.training.run_folder import RunFolder
 
-    with joined(recipe.training.device) as process:
+    with process_group(recipe.training.device) as process:
         console = Console(highlight=False, quiet=not process.is_main)
         folder = RunFolder(out)
-        if (
-            not resumed and process.is_main
-        ):  # the others may come when the folder of this run is there already
+        if not resumed and process.is_main:  # the others may come when the folder of this run is there already
             folder.refuse_existing()
         prepared = prepare(recipe, process)
         if not resumed and process.is_main:
-            folder = start_run(recipe, out)
+            folder = RunFolder.create(out, config=recipe_to_toml(recipe))
         was_finished = resumed and folder.is_finished()
         noise = prepared.noise
         console.print(
@@ -99,8 +95,9 @@ def _train(recipe, out: Path, *, resumed: bool) -> None:
             )
         epochs = recipe.training.warmup_epochs + recipe.training.epochs
         try:
-            with TrainingProgress(epochs, title=recipe.name, console=console) as progress:
-                record = train(prepared, folder, reporter=progress)
+            lock = folder.locked() if process.is_main else nullcontext()
+            with lock, ConsoleReporter(epochs, title=recipe.name, explain=True, console=console) as progress:
+                record = train(prepared, folder, reporter=progress, trackers=trackers)
         except Exception:
             if process.is_main:
                 folder.forget_if_never_begun()

@@ -1,35 +1,45 @@
-"""Pictures by number, from files or from inside tar archives, decoded when asked for."""
+"""Images by number, from files or inside tar archives, decoded on demand; nothing is extracted to disk."""
 
 from __future__ import annotations
 
 import io
 import os
+import tarfile
 import warnings
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from sremkit.data.tar_index import TarMember
+from sremkit.data.format_utils import IMAGE_ROOT_HINT, Problem, Problems
+from sremkit.data.pairs import ImageSource
 from sremkit.errors import DataError
 from sremkit.extras import require
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".avif", ".gif", ".bmp", ".tif", ".tiff")
-# Named one by one because Pillow would otherwise try everything, and for EPS it starts another program.
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".avif", ".gif", ".bmp", ".tif", ".tiff")
+# Listed because Pillow would otherwise try every format, and for EPS it starts another program.
 _FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF")
-MAX_PIXELS = 100_000_000
+MAX_PIXELS = 100_000_000  # larger images are refused: a small file can decode to more than the memory holds
+#: A white PNG image of one pixel, for the examples of formats.
+PNG_PIXEL = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de"
+    "0000000c49444154789c63f8ffff3f0005fe02fe0def46b80000000049454e44ae426082"
+)
+WEB = ("http://", "https://")
+BLOCK = 512  # bytes; a tar archive is a sequence of blocks, ended by one of zeros
 
 
 class FileImages:
-    """Pictures that are files; item k is `paths[k]`."""
+    """Images in files; item k is `paths[k]`."""
 
-    def __init__(self, paths: Sequence[str | Path], *, max_pixels: int = MAX_PIXELS) -> None:
+    def __init__(self, paths: Sequence[str | Path]) -> None:
         self.paths = [os.fspath(path) for path in paths]
-        self.max_pixels = max_pixels
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -38,18 +48,71 @@ class FileImages:
         return self.paths[index]
 
     def open(self, index: int) -> Image:
-        return decode_picture(self.paths[index], name=self.name(index), max_pixels=self.max_pixels)
+        return decode_image(self.paths[index], name=self.paths[index])
+
+
+class ImageFiles:
+    """Finds image files by name below a folder. Images on the web are accepted, but cannot be opened.
+
+    Args:
+        root: None if there are no images; then every name is accepted.
+        required: whether a missing file is a problem; features can replace images.
+    """
+
+    def __init__(self, root: str | Path | None, *, required: bool = True) -> None:
+        self.root = root
+        self.required = required
+        self._kinds: dict[str, str] = {}  # of each name: "file", "web" or "missing"
+
+    def find_problem(self, name: str) -> Problem | None:
+        """What is wrong with this image, or None."""
+        if self.root is None:
+            return None
+        if name not in self._kinds:
+            is_file = os.path.isfile(self._path(name))
+            self._kinds[name] = "web" if name.startswith(WEB) else "file" if is_file else "missing"
+        if self._kinds[name] == "missing" and self.required:
+            return "the image is missing", f"put it at {self._path(name)}, or {IMAGE_ROOT_HINT}"
+        return None
+
+    def is_on_web(self, name: str) -> bool:
+        """Whether an image that is needed is a web address."""
+        return self.root is not None and self.required and name.startswith(WEB)
+
+    @property
+    def has_files(self) -> bool:
+        """Whether an image that was checked is a file."""
+        return "file" in self._kinds.values()
+
+    def source(self, names: Sequence[str]) -> ImageSource | None:
+        """The images of these names, which have been checked; None if not all of them are files."""
+        if self.root is None:
+            return None
+        kinds = {self._kinds[name] for name in names}
+        if self.required and kinds == {"file", "web"}:
+            web = next(name for name in names if self._kinds[name] == "web")
+            raise DataError(f"some images are files and others on the web, such as {web}; download those first")
+        return FileImages([self._path(name) for name in names]) if kinds == {"file"} else None
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.root or "", name)
+
+
+class TarMember(NamedTuple):
+    """One file inside an archive."""
+
+    tar: str
+    name: str
+    offset: int
+    size: int
 
 
 class TarImages:
-    """Pictures inside tar archives, read into memory at their offset; nothing is ever extracted to disk."""
+    """Images inside tar archives, read at their offset."""
 
-    def __init__(self, members: Sequence[TarMember], *, max_pixels: int = MAX_PIXELS) -> None:
-        self.max_pixels = max_pixels
+    def __init__(self, members: Sequence[TarMember]) -> None:
         numbers: dict[str, int] = {}
-        self._tar_of_image = np.array(
-            [numbers.setdefault(m.tar, len(numbers)) for m in members], dtype=np.int32
-        )
+        self._tar_of_image = np.array([numbers.setdefault(m.tar, len(numbers)) for m in members], dtype=np.int32)
         self._tars = list(numbers)
         self._names = [m.name for m in members]
         self._offsets = np.array([m.offset for m in members], dtype=np.int64)
@@ -59,69 +122,138 @@ class TarImages:
         return len(self._names)
 
     def member(self, index: int) -> TarMember:
-        """Where in which archive the picture lies."""
+        """The image's archive, name, offset and size."""
         tar = self._tars[self._tar_of_image[index]]
         return TarMember(tar, self._names[index], int(self._offsets[index]), int(self._sizes[index]))
 
     def name(self, index: int) -> str:
-        return f"{self._tars[self._tar_of_image[index]]}, member {self._names[index]}"
+        member = self.member(index)
+        return f"{member.tar}, member {member.name}"
 
     def open(self, index: int) -> Image:
-        size = int(self._sizes[index])
+        member = self.member(index)
         try:
-            with open(self._tars[self._tar_of_image[index]], "rb") as tar:
-                tar.seek(int(self._offsets[index]))
-                data = tar.read(size)
+            with open(member.tar, "rb") as tar:
+                tar.seek(member.offset)
+                data = tar.read(member.size)
         except OSError as cause:
             raise DataError(f"{self.name(index)} cannot be read ({cause}); was the archive moved?") from cause
-        if len(data) < size:
-            raise DataError(
-                f"{self.name(index)}: the archive ends within this picture; copy the archive again"
-            )
-        return decode_picture(io.BytesIO(data), name=self.name(index), max_pixels=self.max_pixels)
+        if len(data) < member.size:
+            raise DataError(f"{self.name(index)}: the archive ends within this image; copy the archive again")
+        return decode_image(io.BytesIO(data), name=self.name(index))
 
 
-def decode_picture(source: str | io.BytesIO, *, name: str, max_pixels: int = MAX_PIXELS) -> Image:
-    """The picture in RGB, upright, transparency over white; an unreadable one is a `DataError`.
+class SelectedImages:
+    """Some images of a source, renumbered from 0."""
 
-    Args:
-        name: what to call the picture in messages.
-        max_pixels: a larger picture is refused before its pixels are decoded, for a small file can hold
-            more than the memory does.
+    def __init__(self, source: ImageSource, rows: np.ndarray) -> None:
+        self.source = source
+        self.selected = rows
+
+    def __len__(self) -> int:
+        return len(self.selected)
+
+    def name(self, index: int) -> str:
+        return self.source.name(int(self.selected[index]))
+
+    def open(self, index: int) -> Image:
+        return self.source.open(int(self.selected[index]))
+
+
+class JoinedImages:
+    """The images of several sources under consecutive numbers."""
+
+    def __init__(self, sources: list[ImageSource]) -> None:
+        self.sources = sources
+        self._starts = [0, *accumulate(len(source) for source in sources)]
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def name(self, index: int) -> str:
+        source, number = self.place(index)
+        return source.name(number)
+
+    def open(self, index: int) -> Image:
+        source, number = self.place(index)
+        return source.open(number)
+
+    def place(self, index: int) -> tuple[ImageSource, int]:
+        """The source of an image and its number there."""
+        part = bisect_right(self._starts, index) - 1
+        return self.sources[part], index - self._starts[part]
+
+
+def decode_image(source: str | io.BytesIO, *, name: str) -> Image:
+    """Decode an image to RGB: EXIF orientation applied, transparency over white.
+
+    A missing, damaged or too large image raises `DataError` with its name.
     """
-    image_module = require("PIL.Image", extra="data", purpose="read pictures")
+    image_module = require("PIL.Image", extra="data", purpose="read images")
     too_large = DataError(
-        f"{name}: the picture has more than {max_pixels:,} pixels; make it smaller, or raise max_pixels"
+        f"{name}: the image has more than {MAX_PIXELS:,} pixels; make it smaller, or raise "
+        "sremkit.data.images.MAX_PIXELS"
     )
     try:
-        # Pillow warns about odd but readable files; per picture of a large collection that is only noise.
+        # Pillow warns about unusual but readable files, once an image.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with image_module.open(source, formats=_FORMATS) as picture:
-                if picture.width * picture.height > max_pixels:
+            with image_module.open(source, formats=_FORMATS) as image:
+                if image.width * image.height > MAX_PIXELS:
                     raise too_large
-                return _upright_rgb(picture)
+                return _upright_rgb(image)
     except DataError:
         raise
     except FileNotFoundError as cause:
-        raise DataError(f"{name} does not exist; check the path of the picture folder") from cause
-    except image_module.DecompressionBombError as cause:  # Pillow's own limit, beyond any sensible one
+        raise DataError(f"{name} does not exist; check the path of the image folder") from cause
+    except image_module.DecompressionBombError as cause:  # Pillow's own limit
         raise too_large from cause
-    except Exception as cause:  # Pillow's decoders raise nearly anything when bytes are damaged
-        raise DataError(
-            f"{name}: the picture cannot be decoded ({cause}); replace it, or leave its pairs out"
-        ) from cause
+    except Exception as cause:  # Pillow's decoders raise almost any exception on damaged bytes
+        raise DataError(f"{name}: the image cannot be decoded ({cause}); replace it, or leave its pairs out") from cause
 
 
-def _upright_rgb(picture: Image) -> Image:
-    image_module = require("PIL.Image", extra="data", purpose="read pictures")
-    image_ops = require("PIL.ImageOps", extra="data", purpose="read pictures")
-    upright = image_ops.exif_transpose(picture)
-    if upright.mode.startswith("I;16"):  # Pillow clips 16-bit grey to white instead of scaling it
+def _upright_rgb(image: Image) -> Image:
+    image_module = require("PIL.Image", extra="data", purpose="read images")
+    image_ops = require("PIL.ImageOps", extra="data", purpose="read images")
+    upright = image_ops.exif_transpose(image)
+    if upright.mode.startswith("I;16"):  # Pillow clips 16-bit grey instead of scaling it
         upright = image_module.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
     if upright.has_transparency_data:
-        # Dropping alpha would show whatever colour happens to lie beneath, usually black.
+        # Dropping alpha would show the colour below it, usually black.
         layer = upright.convert("RGBA")
         white = image_module.new("RGBA", layer.size, "white")
         return image_module.alpha_composite(white, layer).convert("RGB")
     return upright.convert("RGB")
+
+
+def tar_members(path: Path, problems: Problems) -> Iterator[TarMember]:
+    """Iterate over the files of an uncompressed archive in order, without links and folders.
+
+    A damaged archive yields the members before the damage and reports one problem.
+    """
+    try:
+        length = os.path.getsize(path)
+        with tarfile.open(path, "r:") as archive:
+            while (member := archive.next()) is not None:
+                archive.members = []  # type: ignore[attr-defined]  # else tarfile keeps them all
+                if member.offset_data + member.size > length:  # tarfile would check only after yielding it
+                    raise tarfile.ReadError("unexpected end of data")
+                if member.isreg() and not member.issparse():
+                    yield TarMember(str(path), member.name, member.offset_data, member.size)
+            damage = _damage_at(path, archive.offset)
+    except FileNotFoundError:
+        damage = "the archive does not exist"
+    except (tarfile.TarError, OSError, ValueError) as cause:
+        damage = "not a readable uncompressed tar archive" if "end of data" not in str(cause) else "cut off"
+    if damage:
+        problems.report(str(path), damage, "copy or make it again, and unpack .gz first")
+
+
+def _damage_at(path: Path, end: int) -> str:
+    """Why the members end at this byte, where tarfile raises no error."""
+    with open(path, "rb") as file:
+        file.seek(end)
+        block = file.read(BLOCK)
+    if len(block) < BLOCK:
+        return "cut off"
+    return "damaged in the middle" if any(block) else ""

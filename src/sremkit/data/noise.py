@@ -1,16 +1,14 @@
-"""Wrong pairs made on purpose, and the published files of them.
+"""Injected mismatches and the published index files of them.
 
 Two protocols share the name "noise rate" and are not comparable. Per caption: the images of some captions are
-permuted among these captions, so that few images lose all of theirs. Per image: some images are permuted, and
-all captions of an image move together. A permutation may leave a pair as it was, so the truth is read off the
-outcome and the realised rate falls a little short of the requested one.
+permuted among these captions. Per image: some images are permuted, and all captions of an image move together. A
+permutation can leave a pair unchanged, so the realised rate is slightly below the requested one.
 
-Training is given `Pairs.paired_as(noise.image_of_text)` and nothing else; `is_noisy` is for evaluation alone.
+Training receives only `Pairs.paired_as(noise.image_of_text)`; `is_noisy` is for evaluation.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,77 +16,70 @@ from typing import Literal
 
 import numpy as np
 
+from sremkit.data.features import open_npy
 from sremkit.errors import DataError
+from sremkit.io import digest
 
 Protocol = Literal["caption", "image"]
+MAX_IMAGES = 1_000_000_000
 PROTOCOLS: tuple[Protocol, ...] = ("caption", "image")
 
 
 @dataclass(frozen=True, eq=False)
 class Noise:
-    """A pairing that is partly wrong, and the truth about it."""
+    """A partly wrong pairing and its truth."""
 
-    image_of_text: np.ndarray  # (m,) int64: the image each text is given with
-    is_noisy: np.ndarray  # (m,) bool: whether that image is another than its own
+    image_of_text: np.ndarray  # (m,) int64: the image each text is paired with
+    is_noisy: np.ndarray  # (m,) bool: whether that is not its own image
     protocol: Protocol
-    image_of_image: np.ndarray | None = None  # (n,) int64, per image only: where the captions of image k went
-    requested_rate: float | None = None  # None when the noise was read from a file
-    seed: int | None = None
+    image_of_image: np.ndarray | None = None  # (n,) int64, per image only: new image of the captions of image k
+    seed: int | None = None  # None if read from a file
 
     @property
     def rate(self) -> float:
-        """The realised share of wrong pairs."""
+        """The realised fraction of wrong pairs."""
         return float(self.is_noisy.mean())
 
     @property
     def hash(self) -> str:
-        """Names this pairing in results: see `pairing_hash`."""
+        """Identifies this pairing in results; see `pairing_hash`."""
         return pairing_hash(self.image_of_text)
 
 
 def pairing_hash(image_of_text: np.ndarray) -> str:
-    """The first 16 hexadecimal digits of the SHA-256 of the numbers as little-endian int64.
+    """The first 16 hex digits of the SHA-256 of the image of each text, as little-endian int64.
 
-    It is taken of the image of each text, so that one pairing has one hash in either file format.
+    A pairing has the same hash in either file format.
     """
-    return hashlib.sha256(np.ascontiguousarray(image_of_text, dtype="<i8").tobytes()).hexdigest()[:16]
+    return digest(np.ascontiguousarray(image_of_text, dtype="<i8").tobytes())
 
 
-def make_noise(
-    image_of_text: np.ndarray, rate: float = 0.4, protocol: Protocol = "caption", seed: int = 0
-) -> Noise:
-    """Pair a share of the texts with wrong images; the same arguments give the same noise.
+def make_noise(image_of_text: np.ndarray, rate: float = 0.4, protocol: Protocol = "caption", seed: int = 0) -> Noise:
+    """Pair a fraction of the texts with wrong images; the same arguments give the same noise.
 
     Args:
-        image_of_text: (m,) the true image of each text; left untouched.
-        rate: the share of captions, or of images, that take part in the permutation.
+        image_of_text: (m,) the true image of each text.
+        rate: fraction of captions, or of images, that are permuted.
     """
     truth = _image_numbers(image_of_text)
     if protocol not in PROTOCOLS:
         raise DataError(f"the noise protocol must be 'caption' or 'image', got '{protocol}'")
     if not 0 <= rate <= 1:
-        raise DataError(f"the noise rate is a share between 0 and 1, got {rate}")
+        raise DataError(f"the noise rate is a fraction between 0 and 1, got {rate}")
     generator = np.random.default_rng(seed)
     if protocol == "caption":
-        given, image_of_image = _permute_some(truth, rate, generator), None
+        paired, image_of_image = _permute_some(truth, rate, generator), None
     else:
         images = np.unique(truth)
-        image_of_image = np.arange(images[-1] + 1)  # an image without captions stays where it is
+        image_of_image = np.arange(images[-1] + 1)  # images without captions do not move
         image_of_image[images] = _permute_some(images, rate, generator)
-        given = image_of_image[truth]
-    return Noise(
-        image_of_text=given,
-        is_noisy=given != truth,
-        protocol=protocol,
-        image_of_image=image_of_image,
-        requested_rate=float(rate),
-        seed=seed,
-    )
+        paired = image_of_image[truth]
+    return Noise(paired, paired != truth, protocol, image_of_image, seed=seed)
 
 
 def _permute_some(values: np.ndarray, rate: float, generator: np.random.Generator) -> np.ndarray:
-    """A copy in which a share of the values, rounded down, is permuted among itself."""
-    # A little more than the product, because 0.29 * 100 is 28.999999999999996 in floating point.
+    """A copy in which a fraction of the values, rounded down, is permuted."""
+    # The product may be too small by rounding: 0.29 * 100 is 28.999999999999996.
     num_chosen = math.floor(rate * len(values) + 1e-6)
     chosen = generator.permutation(len(values))[:num_chosen]
     permuted = values.copy()
@@ -97,11 +88,11 @@ def _permute_some(values: np.ndarray, rate: float, generator: np.random.Generato
 
 
 def save_noise(noise: Noise, path: str | Path, *, format: Protocol | None = None) -> None:
-    """Write the noise as an index file that the published codes read too.
+    """Write an index file that the published implementations read.
 
     Args:
-        format: "caption" holds the image of each caption, "image" where the captions of each image went; the
-            protocol's own if not given. Per-image noise fits both, per-caption noise only the first.
+        format: "caption" stores the image of each caption, "image" the new image of each image's captions; by default
+            the protocol. Noise per image can be stored in both, noise per caption only in the first.
     """
     format = noise.protocol if format is None else format
     if format not in PROTOCOLS:
@@ -109,38 +100,32 @@ def save_noise(noise: Noise, path: str | Path, *, format: Protocol | None = None
     index = noise.image_of_text if format == "caption" else noise.image_of_image
     if index is None:
         raise DataError("noise per caption cannot be written per image; save it with format='caption'")
-    with Path(path).open("wb") as file:  # an open file, or numpy would add .npy to the name
+    with Path(path).open("wb") as file:  # numpy would add .npy to a path
         np.save(file, index.astype("<i8"), allow_pickle=False)
 
 
 def load_noise(
-    path: str | Path,
-    image_of_text: np.ndarray,
-    *,
-    num_images: int | None = None,
-    format: Protocol | None = None,
+    path: str | Path, image_of_text: np.ndarray, *, num_images: int | None = None, format: Protocol | None = None
 ) -> Noise:
     """Read a published index file of either format, recognised by its length.
 
-    A file per caption in which the captions of every image move together is noise per image. With one caption
-    per image the protocols are the same, and it is called per caption.
+    A file per caption in which the captions of every image move together is noise per image. With one caption per
+    image the protocols are the same, and the result is called per caption.
 
     Args:
         image_of_text: (m,) the true image of each text.
         num_images: needed only if the last images have no caption.
-        format: needed only if each image has one caption and the captions stand in another order.
+        format: needed only if each image has one caption and captions are in another order than images.
     """
-    truth = _image_numbers(image_of_text)
-    index = _read_index(path)
+    truth, index = _image_numbers(image_of_text), _read_index(path)
     num_images = int(truth.max()) + 1 if num_images is None else num_images
-    if format is None:
-        format = _format_by_length(path, index, truth, num_images)
     return _noise_of_index(path, index, truth, num_images, format)
 
 
 def _noise_of_index(
-    path: str | Path, index: np.ndarray, truth: np.ndarray, num_images: int, format: Protocol
+    path: str | Path, index: np.ndarray, truth: np.ndarray, num_images: int, format: Protocol | None
 ) -> Noise:
+    format = format or _format_by_length(path, index, truth, num_images)
     expected = len(truth) if format == "caption" else num_images
     if len(index) != expected:
         raise DataError(f"{path} holds {len(index)} numbers, but the data has {expected} {format}s")
@@ -156,11 +141,11 @@ def _noise_of_index(
             f"{path} is read as noise per image and must name each image once, but image {often} is there "
             f"{np.count_nonzero(index == often)} times; the file is damaged or of another dataset"
         )
-    given = index if format == "caption" else index[truth]
-    image_of_image = index if format == "image" else _moved_together(truth, given, num_images)
+    paired = index if format == "caption" else index[truth]
+    image_of_image = index if format == "image" else _moved_together(truth, paired, num_images)
     if len(np.unique(truth)) == len(truth):
         image_of_image = None
-    return Noise(given, given != truth, "caption" if image_of_image is None else "image", image_of_image)
+    return Noise(paired, paired != truth, "caption" if image_of_image is None else "image", image_of_image)
 
 
 def _format_by_length(path: str | Path, index: np.ndarray, truth: np.ndarray, num_images: int) -> Protocol:
@@ -176,21 +161,20 @@ def _format_by_length(path: str | Path, index: np.ndarray, truth: np.ndarray, nu
         return "caption"
     if not _is_permutation(truth):
         return "image"
-    if not np.array_equal(truth, np.arange(num_images)):  # else both readings give the same
+    if not np.array_equal(truth, np.arange(num_images)):  # else both formats mean the same
         raise DataError(
-            f"{path}: there are as many images as captions ({num_images}), so the length does not tell the "
-            "format; say format='caption' or format='image'"
+            f"{path}: there are as many images as captions ({num_images}), so the length does not determine "
+            "the format; give format='caption' or format='image'"
         )
     return "caption"
 
 
-def _moved_together(truth: np.ndarray, given: np.ndarray, num_images: int) -> np.ndarray | None:
-    """Where the captions of each image went, if together and one image to one image; else None."""
+def _moved_together(truth: np.ndarray, paired: np.ndarray, num_images: int) -> np.ndarray | None:
+    """The new image of each image's captions if they move together and one to one; else None."""
     image_of_image = np.arange(num_images)
-    image_of_image[truth] = given
-    together = np.array_equal(image_of_image[truth], given)
-    moved = not np.array_equal(given, truth)
-    return image_of_image if moved and together and _is_permutation(image_of_image) else None
+    image_of_image[truth] = paired
+    together = np.array_equal(image_of_image[truth], paired) and _is_permutation(image_of_image)
+    return image_of_image if together and not np.array_equal(paired, truth) else None
 
 
 def _is_permutation(index: np.ndarray) -> bool:
@@ -199,27 +183,19 @@ def _is_permutation(index: np.ndarray) -> bool:
 
 @dataclass(frozen=True)
 class NoiseSummary:
-    """What an index file does to its pairs. None where the file alone does not tell."""
+    """Statistics of an index file; None where the file alone does not determine them."""
 
-    protocol: Protocol  # how the captions moved
-    format: Protocol  # whether the file has a number for each caption or for each image
+    protocol: Protocol  # of the permutation
+    format: Protocol  # number per caption or per image
     num_images: int  # images that have captions
     num_captions: int | None
     captions_moved: int | None
     images_moved: int  # images that lost at least one caption
     images_all_wrong: int  # images that lost all of them
     images_none_wrong: int
-    rate: float  # realised share of wrong captions
-    hash: str | None  # `pairing_hash` of the image of each caption, as results name it
-    file_hash: str  # `pairing_hash` of the numbers in the file; another one if the format is per image
-
-    @property
-    def share_all_wrong(self) -> float:
-        return self.images_all_wrong / self.num_images
-
-    @property
-    def share_none_wrong(self) -> float:
-        return self.images_none_wrong / self.num_images
+    rate: float  # realised fraction of wrong captions
+    hash: str | None  # `pairing_hash` of the image of each caption, as in results
+    file_hash: str  # `pairing_hash` of the numbers in the file
 
 
 def inspect_noise(
@@ -229,43 +205,39 @@ def inspect_noise(
     *,
     format: Protocol | None = None,
 ) -> NoiseSummary:
-    """Describe an index file, with the data it belongs to or from the file alone.
+    """Describe an index file, with its data or from the file alone.
 
-    Without data, captions are taken to stand in the order of their images, equally many to each. A file that
-    is a permutation is per image; its captions are counted only if `captions_per_image` is given. `format` is
-    as for `load_noise`.
+    Without data, captions are assumed to be in the order of their images, equally many for each. A permutation is per
+    image, and its captions are counted only if `captions_per_image` is given. `format` is as for `load_noise`.
     """
     index = _read_index(path)
     if image_of_text is not None:
         truth = _image_numbers(image_of_text)
         format = format or _format_by_length(path, index, truth, int(truth.max()) + 1)
-        captions_known = True
     else:
         truth, format = _layout_of_file(path, index, captions_per_image)
-        captions_known = format == "caption" or captions_per_image is not None
+    has_captions = image_of_text is not None or captions_per_image is not None or format == "caption"
     noise = _noise_of_index(path, index, truth, int(truth.max()) + 1, format)
     captions = np.bincount(truth)
     wrong = np.bincount(truth[noise.is_noisy], minlength=len(captions))[captions > 0]
     captions = captions[captions > 0]
     return NoiseSummary(
-        protocol=noise.protocol if captions_known else "image",
+        protocol=noise.protocol if has_captions else "image",
         format=format,
         num_images=len(captions),
-        num_captions=len(truth) if captions_known else None,
-        captions_moved=int(wrong.sum()) if captions_known else None,
+        num_captions=len(truth) if has_captions else None,
+        captions_moved=int(wrong.sum()) if has_captions else None,
         images_moved=int((wrong > 0).sum()),
         images_all_wrong=int((wrong == captions).sum()),
         images_none_wrong=int((wrong == 0).sum()),
         rate=noise.rate,
-        hash=noise.hash if captions_known else None,
+        hash=noise.hash if has_captions else None,
         file_hash=pairing_hash(index),
     )
 
 
-def _layout_of_file(
-    path: str | Path, index: np.ndarray, captions_per_image: int | None
-) -> tuple[np.ndarray, Protocol]:
-    """The true image of each caption and the format, as the numbers in the file suggest them."""
+def _layout_of_file(path: str | Path, index: np.ndarray, captions_per_image: int | None) -> tuple[np.ndarray, Protocol]:
+    """The true image of each caption and the format, inferred from the numbers in the file."""
     if captions_per_image is not None and captions_per_image < 1:
         raise DataError(f"captions_per_image must be at least 1, got {captions_per_image}")
     if _is_permutation(index) and captions_per_image != 1:
@@ -283,26 +255,19 @@ def _layout_of_file(
 
 
 def _read_index(path: str | Path) -> np.ndarray:
-    """The numbers of an index file, checked to be a list of image numbers."""
-    try:
-        index = np.load(Path(path), allow_pickle=False)
-    except FileNotFoundError as cause:
-        raise DataError(f"{path} does not exist; check the folder and the noise rate in the name") from cause
-    except (ValueError, EOFError, OSError) as cause:
-        raise DataError(f"{path} is not a readable .npy file ({cause}); copy or make it again") from cause
-    if not isinstance(index, np.ndarray):
-        raise DataError(f"{path} is an archive of arrays; a noise file is one array in the .npy format")
+    """Read an index file and check that it is a list of image numbers."""
+    index = open_npy(Path(path), mmap_mode=None, remedy="the noise rate in the name")
     return _image_numbers(index, name=str(path))
 
 
 def _image_numbers(values: np.ndarray, name: str = "image_of_text") -> np.ndarray:
     numbers = np.asarray(values)
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
-        raise DataError(
-            f"{name} must be one list of whole numbers, got {numbers.dtype} with shape {numbers.shape}"
-        )
+        raise DataError(f"{name} must be one list of whole numbers, got {numbers.dtype} with shape {numbers.shape}")
     if len(numbers) == 0:
         raise DataError(f"{name} is empty: there is no caption")
     if numbers.min() < 0:
         raise DataError(f"{name} holds the image number {numbers.min()}; images are counted from 0")
+    if numbers.max() > MAX_IMAGES:
+        raise DataError(f"{name} holds the image number {numbers.max()}; {MAX_IMAGES:,} images are the most")
     return numbers.astype(np.int64)

@@ -1,8 +1,7 @@
-"""Image-text pairs: what every reader gives and everything after it takes.
+"""Image-text pairs: what every reader returns and everything after it takes.
 
-A `Pairs` holds the texts of one split, the images they are given with, and where pictures or features
-are to be had. It never says whether a pair is right: that truth lives in `Noise` and is read by
-evaluation alone.
+`Pairs` holds the texts of one split, the image each is paired with, and sources of images or features. It never
+states whether a pair is correct: that truth is in `Noise` and read by evaluation alone.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,103 +18,79 @@ from sremkit.errors import DataError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-OnError = Literal["raise", "skip"]
+MISSING = -1  # in arrays of row, image, fold or group numbers: there is none
 
 
 class FeatureRows(NamedTuple):
-    """Features of some items, padded to the longest."""
+    """Features of some items, padded to the most regions."""
 
     values: np.ndarray  # (k, d) or (k, r, d) float32
     mask: np.ndarray | None  # (k, r) bool, True where a region is present; None for (k, d)
 
 
 class FeatureSource(Protocol):
-    """Feature rows by number, read when they are asked for."""
+    """Feature rows by number, read on demand."""
 
     @property
     def dim(self) -> int:
-        """Width d of one feature vector."""
+        """Dimension d of one feature vector."""
 
     def __len__(self) -> int: ...
 
     def rows(self, indices: np.ndarray) -> FeatureRows:
-        """The features of these items; a NaN or infinite value is a `DataError` naming file and row."""
+        """The features of these items; NaN or infinity raises `DataError` with file and row."""
 
 
 class ImageSource(Protocol):
-    """Pictures by number, decoded when they are asked for."""
+    """Images by number, decoded on demand."""
 
     def __len__(self) -> int: ...
 
     def name(self, index: int) -> str:
-        """Where the picture comes from, for messages and reports."""
+        """The image's path or address, for messages and reports."""
 
     def open(self, index: int) -> Image:
-        """The decoded RGB picture; an unreadable one is a `DataError` naming the file."""
+        """The decoded RGB image; an unreadable one raises `DataError` with its name."""
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """What a reader left out, by reason, with the first examples in words."""
+    """Rows that a reader left out."""
 
-    reasons: Counter[str] = field(default_factory=Counter)
-    examples: tuple[str, ...] = ()
-    places: tuple[tuple[str, str], ...] = ()  # where, and the reason: of every one, in the order they came
+    places: tuple[tuple[str, str], ...] = ()  # (where, reason) of every row, in order
+    examples: tuple[str, ...] = ()  # the first messages
 
     @property
     def count(self) -> int:
-        return sum(self.reasons.values())
+        return len(self.places)
 
-
-class Problems:
-    """Collects bad rows: raises at the first one, or counts them and lets the reader go on."""
-
-    KEPT_EXAMPLES = 20
-
-    def __init__(self, on_error: OnError = "raise") -> None:
-        if on_error not in ("raise", "skip"):
-            raise ValueError(f"on_error must be 'raise' or 'skip', got '{on_error}'")
-        self.on_error = on_error
-        self._reasons: Counter[str] = Counter()
-        self._examples: list[str] = []
-        self._places: list[tuple[str, str]] = []
-
-    def found(self, where: str, reason: str, remedy: str) -> None:
-        """Report one bad row: `where` names file and row, `reason` is short and countable."""
-        sentence = f"{where}: {reason}; {remedy}"
-        if self.on_error == "raise":
-            raise DataError(f"{sentence}, or pass on_error='skip' to leave such rows out")
-        self._reasons[reason] += 1
-        self._places.append((where, reason))
-        if len(self._examples) < self.KEPT_EXAMPLES:
-            self._examples.append(sentence)
-
-    def skipped(self) -> Skipped:
-        return Skipped(self._reasons, tuple(self._examples), tuple(self._places))
+    @property
+    def reasons(self) -> Counter[str]:
+        return Counter(reason for _, reason in self.places)
 
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
     """The pairs of one split. Pair k is text k with image `image_of_text[k]`."""
 
-    name: str  # which collection, for messages and run records
+    name: str  # of the collection, for messages and run records
     split: str
-    pair_ids: Sequence[str]  # (m,) the user's own, stable and unique
+    pair_ids: Sequence[str]  # (m,) the user's ids, stable and unique
     texts: Sequence[str]  # (m,)
     image_of_text: np.ndarray  # (m,) int64
     image_ids: Sequence[str]  # (n,)
-    images: ImageSource | None = None  # (n,) pictures
+    images: ImageSource | None = None  # (n,) images
     image_features: FeatureSource | None = None  # (n,) rows of (d,) or (r, d)
     text_features: FeatureSource | None = None  # (m,) rows of (d,)
     skipped: Skipped = field(default_factory=Skipped)
-    source_rows: np.ndarray | None = None  # (m,) row of the user's table, where there is one
+    source_rows: np.ndarray | None = None  # (m,) row of the source table, if there is one
 
     def __post_init__(self) -> None:
         num_texts, num_images = len(self.texts), len(self.image_ids)
         for what, found, expected in (
             ("pair ids", len(self.pair_ids), num_texts),
             ("image numbers", len(self.image_of_text), num_texts),
-            ("pictures", _length(self.images), num_images),
+            ("images", _length(self.images), num_images),
             ("image features", _length(self.image_features), num_images),
             ("text features", _length(self.text_features), num_texts),
             ("source rows", _length(self.source_rows), num_texts),
@@ -131,9 +106,7 @@ class Pairs:
             )
         if len(set(self.pair_ids)) != num_texts:
             twice = Counter(self.pair_ids).most_common(1)[0][0]
-            raise DataError(
-                f"{self.name} ({self.split}): the pair id '{twice}' appears twice; ids must be unique"
-            )
+            raise DataError(f"{self.name} ({self.split}): the pair id '{twice}' appears twice; ids must be unique")
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -143,7 +116,7 @@ class Pairs:
         return len(self.image_ids)
 
     def paired_as(self, image_of_text: np.ndarray) -> Pairs:
-        """The same texts, given with other images: how injected noise enters."""
+        """The same texts paired with other images, such as injected noise."""
         return replace(self, image_of_text=np.asarray(image_of_text, dtype=np.int64))
 
     def select(self, rows: np.ndarray) -> Pairs:

@@ -1,12 +1,10 @@
-"""Batches on their way to the device before they are asked for.
+"""Prefetching: batches are read by threads and copied to the device while earlier ones are computed on.
 
-    file ──threads──▶ memory that the device reads by itself ──a stream of its own──▶ device
+    file ──threads──▶ pinned host memory ──copy stream──▶ device
 
-A batch of regions is tens of megabytes, so what counts is how often it is copied. Here it is copied once on the
-host: from the file into one of a few pieces of pinned memory, which are used again and again, because fresh
-memory costs more than the copy. Numbers stay as they are stored, often in half precision, and become
-float32 on the device. Threads do it: reading gives up the interpreter's lock, and processes would have to hand
-their batches over by one more copy.
+A batch of regions is tens of megabytes, so the number of copies decides: one on the host, from the file into one of a
+few pinned buffers, which are reused because allocating costs more than the copy. Features keep their stored dtype
+and become float32 on the device. Reading releases the GIL, so threads suffice.
 """
 
 from __future__ import annotations
@@ -14,10 +12,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from math import prod
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,41 +23,29 @@ from torch import Tensor
 from sremkit.data.batch import Batch
 from sremkit.data.batches import Batches
 
-#: One thread reads some 30,000 images of 36 regions a second where the file is in the system's cache.
+InFlight = tuple[Batch, torch.cuda.Event | None]  # a batch, and when it has been copied; None on a CPU
+
+#: One thread reads some 30,000 images of 36 regions a second from the page cache.
 CUDA_THREADS = 4
 
 
-def prefetched(
-    batches: Batches, epoch: int, device: torch.device | str, *, start: int = 0, **options: Any
-) -> Iterator[Batch]:
-    """The batches of `batches.epoch(epoch, start=start)`, the same in the same order, on the device.
-
-    Args:
-        options: those of `brought`.
-    """
-    return brought(batches, batches.own_order(epoch, start=start), device, **options)
-
-
-def brought(
+def prefetch(
     batches: Batches,
     order: list[np.ndarray],
     device: torch.device | str,
     *,
     threads: int | None = None,
-    ahead: int | None = None,
-    keep_memory: bool | None = None,
+    staged: bool | None = None,
 ) -> Iterator[Batch]:
-    """Batches of these pairs on the device.
+    """Yield `batches.take(rows)` on the device for each `rows` of `order`.
 
-    An error in reading is raised where its batch would have come. Leaving early ends the threads.
+    An error in reading is raised where its batch would have come. Closing the iterator ends the threads.
 
     Args:
-        order: the pairs of each batch.
-        threads: how many read ahead; by default `batches.workers`, and on a CUDA device at least four. With 0
-            nothing is read ahead.
-        ahead: batches that are read or wait to be used at a time; one more than threads, unless given.
-        keep_memory: read what is stored into memory that is used again, and make float32 of it on the device;
-            by default on CUDA devices. On a CPU it would be one copy more.
+        order: the pair numbers of each batch, such as `batches.own_order(epoch)`.
+        threads: by default `batches.workers`, and on a CUDA device at least four. With 0 nothing is prefetched.
+        staged: read stored dtypes into reused buffers and convert to float32 on the device; by default on CUDA
+            devices. On a CPU it would be one more copy.
     """
     device = torch.device(device)
     if device.type == "cuda" and device.index is None:
@@ -68,53 +53,42 @@ def brought(
     if threads is None:
         threads = max(batches.workers, CUDA_THREADS) if device.type == "cuda" else batches.workers
     if threads == 0:
-        return (batches.take(rows).to(device, non_blocking=True) for rows in order)
-    if keep_memory is None:
-        keep_memory = device.type == "cuda"
-    transport = Transport(batches, device, keep_memory=keep_memory)
-    return _read_ahead(batches, order, transport, threads=threads, ahead=ahead or threads + 1)
-
-
-def _read_ahead(
-    batches: Batches, order: list[np.ndarray], transport: Transport, *, threads: int, ahead: int
-) -> Iterator[Batch]:
-    slots = [transport.slot() for _ in range(ahead)]
+        for rows in order:
+            yield batches.take(rows).to(device, non_blocking=True)
+        return
+    copier = DeviceCopier(batches, device, staged=device.type == "cuda" if staged is None else staged)
+    ahead = threads + 1
+    buffers = [copier.buffer() for _ in range(ahead)]
     reading: deque[Future[Batch]] = deque()
-    sent: deque[Sent] = deque()
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="prefetch", initializer=transport.start_thread)
-    begun = 0
+    in_flight: deque[InFlight] = deque()
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="prefetch", initializer=copier.start_thread)
+    started = 0
     try:
         for number in range(len(order)):
-            # Batch k is read into slot k mod `ahead`, once the batch that was in it before has been sent.
-            while begun < len(order) and begun < number + len(sent) + ahead:
-                reading.append(pool.submit(slots[begun % ahead].read, batches, order[begun]))
-                begun += 1
-            if not sent:
-                sent.append(transport.send(reading.popleft().result(), slots[number % ahead]))
-            # What is read already sets out while this batch is computed on; what failed waits for its turn.
+            # Batch k is read into buffer k mod `ahead`, once the previous batch in it has been copied.
+            while started < len(order) and started < number + len(in_flight) + ahead:
+                reading.append(pool.submit(buffers[started % ahead].read, batches, order[started]))
+                started += 1
+            if not in_flight:
+                in_flight.append(copier.send(reading.popleft().result(), buffers[number % ahead]))
+            # If the next batch is ready, its copy overlaps with the computation on this one. A failed read waits
+            # for its turn.
             if reading and reading[0].done() and reading[0].exception() is None:
-                sent.append(transport.send(reading.popleft().result(), slots[(number + 1) % ahead]))
-            yield transport.receive(sent.popleft())
+                in_flight.append(copier.send(reading.popleft().result(), buffers[(number + 1) % ahead]))
+            yield copier.receive(*in_flight.popleft())
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-class Sent(NamedTuple):
-    """A batch under way."""
+class StagingBuffer:
+    """Host memory for the image features of one batch, reused for later ones; pinned for CUDA devices."""
 
-    batch: Batch
-    arrived: torch.cuda.Event | None  # None where it never left
-
-
-class Slot:
-    """Memory for the image features of one batch, kept for the next one that comes here."""
-
-    def __init__(self, *, pinned: bool, kept: bool = True) -> None:
-        self.pinned, self.kept = pinned, kept
+    def __init__(self, *, pinned: bool, staged: bool = True) -> None:
+        self.pinned, self.staged = pinned, staged
         self.memory = torch.empty(0, dtype=torch.uint8)
-        self.left: torch.cuda.Event | None = None  # when the last batch in here has reached the device
+        self.copied: torch.cuda.Event | None = None  # when the last batch in here has reached the device
 
-    def place(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """The first bytes of the memory as an array."""
         size = prod(shape) * dtype.itemsize
         if len(self.memory) < size:
@@ -122,57 +96,54 @@ class Slot:
         return self.memory[:size].numpy().view(dtype).reshape(shape)
 
     def read(self, batches: Batches, rows: np.ndarray) -> Batch:
-        if self.left is not None:
-            self.left.synchronize()
-        batch = batches.take(rows, place=self.place if self.kept else None)
+        if self.copied is not None:
+            self.copied.synchronize()
+        batch = batches.take(rows, allocate=self.allocate if self.staged else None)
         return batch.pin_memory() if self.pinned else batch
 
 
-class Transport:
-    """Brings batches from slots to a device, on a stream of its own where the device has streams."""
+class DeviceCopier:
+    """Copies batches from staging buffers to a device, on a CUDA stream of its own."""
 
-    def __init__(self, batches: Batches, device: torch.device, *, keep_memory: bool) -> None:
-        self.device, self.keep_memory = device, keep_memory
+    def __init__(self, batches: Batches, device: torch.device, *, staged: bool) -> None:
+        self.device, self.staged = device, staged
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         scale = getattr(batches.pairs.image_features, "scale", None)
         self.scale = None if scale is None else torch.from_numpy(np.asarray(scale)).to(device)
 
-    def slot(self) -> Slot:
-        return Slot(pinned=self.stream is not None, kept=self.keep_memory)
+    def buffer(self) -> StagingBuffer:
+        return StagingBuffer(pinned=self.stream is not None, staged=self.staged)
 
     def start_thread(self) -> None:
-        """A new thread would turn to the first device of the machine."""
+        """Select the device: a new thread starts with device 0."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
-    def send(self, batch: Batch, slot: Slot) -> Sent:
-        """Set the batch on its way; it can be used when `receive` has given it."""
-        with self._on_stream():
+    def send(self, batch: Batch, buffer: StagingBuffer) -> InFlight:
+        """Start the copy; the batch may be used after `receive`."""
+        with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
             moved = batch.to(self.device, non_blocking=True)
-            moved = replace(moved, images=self._finished(moved.images))
+            moved = replace(moved, images=self._dequantized(moved.images))
             if self.stream is not None:
-                slot.left = torch.cuda.Event(blocking=True)  # a thread that waits for it sleeps
-                slot.left.record(self.stream)
-        return Sent(moved, slot.left)
+                buffer.copied = torch.cuda.Event(blocking=True)  # a thread that waits for it sleeps
+                buffer.copied.record(self.stream)
+        return moved, buffer.copied
 
-    def receive(self, sent: Sent) -> Batch:
-        """What is computed from now on waits for the batch, and its memory for what is computed."""
-        if sent.arrived is not None:
+    def receive(self, batch: Batch, copied: torch.cuda.Event | None) -> Batch:
+        """Make the current stream wait for the copy, and the allocator for the current stream."""
+        if copied is not None:
             current = torch.cuda.current_stream(self.device)
-            current.wait_event(sent.arrived)
-            for field in fields(sent.batch):
-                value = getattr(sent.batch, field.name)
+            current.wait_event(copied)
+            for field in fields(batch):
+                value = getattr(batch, field.name)
                 if isinstance(value, Tensor):
                     value.record_stream(current)
-        return sent.batch
+        return batch
 
-    def _finished(self, images: Tensor | None) -> Tensor | None:
-        """As `FeatureSource.rows` would have given them: float32 and scaled, in memory of their own."""
-        if images is None or not self.keep_memory:
+    def _dequantized(self, images: Tensor | None) -> Tensor | None:
+        """As `FeatureSource.rows` returns them: float32 and scaled, in memory of their own."""
+        if images is None or not self.staged:
             return images
         raw = images.dtype != torch.float32
         images = images.to(torch.float32, copy=self.stream is None)
         return images * self.scale if raw and self.scale is not None else images
-
-    def _on_stream(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)

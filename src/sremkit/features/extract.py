@@ -1,54 +1,49 @@
-"""Features of a whole collection, extracted into a folder that training reads."""
+"""Extraction of features of a whole collection into a folder that training reads."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from sremkit.data.all_splits import Collection
-from sremkit.data.feature_folder import IMAGE_ARRAYS, IMAGES, TEXT_ARRAYS
+from sremkit.data.formats import Collection
+from sremkit.data.formats.features import IMAGE_ARRAYS, IMAGES, PAIRS, SKIPPED, TEXT_ARRAYS, readable
+from sremkit.data.images import JoinedImages
+from sremkit.data.pairs import Pairs
 from sremkit.errors import DataError, UserError
-from sremkit.features.earlier import Contents, EarlierRows, find_earlier
-from sremkit.features.jobs import (
-    EncodesPictures,
-    EncodesTexts,
-    PictureJob,
-    TextJob,
-    chunks,
-    num_new,
-    usable_cores,
-)
-from sremkit.features.pictures import PictureEncoder
-from sremkit.features.rows import Rows
-from sremkit.features.sentences import SentenceEncoder
-from sremkit.features.store import ArrayPlan, FeatureStore, Plan
+from sremkit.features.cache import ContentHashes, find_cached
+from sremkit.features.encoders import ImageEncoder, TextEncoder
+from sremkit.features.encoders.efficientnet import EfficientNetEncoder
+from sremkit.features.encoders.minilm import MiniLMEncoder
+from sremkit.features.store import ArraySpec, FeatureStore
+from sremkit.features.workers import ImageJob, TextJob, encode_chunks, num_uncached, usable_cores
 
 KINDS = (*IMAGE_ARRAYS, *TEXT_ARRAYS)
 
-Progress = Callable[[str, int, int, int], None]  # "images" or "texts", rows done, rows in all, problems
+Progress = Callable[[str, int, int, int], None]  # "images" or "texts", rows done, all rows, problems
 
 
 @dataclass(frozen=True)
 class Extraction:
-    """What an extraction left in its folder."""
+    """The result of an extraction."""
 
     folder: Path
     num_images: int
-    num_texts: int
-    problems: dict[str, str]  # by image id, why its picture could not be read
+    problems: dict[str, str]  # by image id: why it could not be read
     was_complete: bool  # before this call
-    work: dict[str, Work] = field(default_factory=dict)  # of this call, by "images" and "texts"
+    work: dict[str, Work]  # of this call, by "images" and "texts"
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one call did for one group of rows."""
+    """What one call computed for one group of rows."""
 
     encoded: int
-    taken_over: int  # from an earlier extraction
+    reused: int  # from other extractions
     seconds: float
 
 
@@ -56,107 +51,163 @@ def extract_features(
     collection: Collection,
     out: str | Path,
     *,
-    what: Sequence[str] = ("pooled", "sentences"),
+    features: Sequence[str] = ("pooled", "sentences"),
     workers: int | None = None,
     batch_size: int = 32,
     progress: Progress | None = None,
-    picture_encoder: EncodesPictures | None = None,
-    sentence_encoder: EncodesTexts | None = None,
-    contents: Contents | None = None,
+    image_encoder: ImageEncoder | None = None,
+    text_encoder: TextEncoder | None = None,
+    contents: ContentHashes | None = None,
     save_seconds: float = 5.0,
 ) -> Extraction:
-    """Extract features into the folder `out`, or go on with an extraction that was stopped.
+    """Extract features into the folder `out`, or resume an interrupted extraction.
 
-    The result does not depend on `workers`, `batch_size` or how often it was stopped. Pictures that cannot be
-    read get rows of NaN, and `read_pairs(out)` leaves their pairs out.
+    The result does not depend on `workers`, `batch_size` or interruptions. Unreadable images get rows of NaN, and
+    `read_pairs(out)` leaves their pairs out.
 
     Args:
-        what: which of pooled, grid and sentences.
-        workers: processes that decode and encode, each on one core; by default one for every core. With 0 this
-            process does it.
-        batch_size: pictures that a worker takes at a time.
-        picture_encoder, sentence_encoder: in the place of EfficientNet-lite2 and all-MiniLM-L6-v2.
-        contents: what the rows hold, and where features of the same contents may lie already. A text's vector then
-            comes from another batch, which can change its last bit.
-        save_seconds: how much work may be lost when the extraction is killed.
+        features: some of pooled, grid and sentences.
+        workers: processes that decode and encode, one thread each; by default one per core. With 0 this process
+            does it.
+        batch_size: images per task of a worker.
+        image_encoder, text_encoder: by default EfficientNet-lite2 and all-MiniLM-L6-v2.
+        contents: content hashes of the rows, and folders whose features may be reused. A reused text vector was
+            computed in another batch, which can change its last bit.
+        save_seconds: work that may be lost when the process is killed.
     """
-    out, rows = Path(out), Rows(collection)
-    pictures, sentences = picture_encoder or PictureEncoder(), sentence_encoder or SentenceEncoder()
-    kinds = _ordered(what)
+    out, rows = Path(out), CollectionRows(collection)
+    image_encoder = image_encoder or EfficientNetEncoder()
+    text_encoder = text_encoder or MiniLMEncoder()
+    kinds = _check_kinds(features)
     image_kinds = [kind for kind in kinds if kind in IMAGE_ARRAYS]
-    plan = Plan(rows.fingerprint(), _array_plans(kinds, rows, pictures, sentences))
-    jobs: list[PictureJob | TextJob] = []
+    arrays = {
+        "pooled": ArraySpec((rows.num_images, image_encoder.dim), image_encoder.description),
+        "grid": ArraySpec((rows.num_images, image_encoder.num_regions, image_encoder.dim), image_encoder.description),
+        "sentences": ArraySpec((len(rows.texts), text_encoder.dim), text_encoder.description),
+    }
+    arrays = {kind: arrays[kind] for kind in kinds}
+    known = contents or ContentHashes([], [])
+    jobs: list[ImageJob | TextJob] = []
     if image_kinds:
-        earlier = _earlier("images", plan, contents)
-        jobs.append(PictureJob(rows.pictures(), pictures, image_kinds, per_chunk=batch_size, earlier=earlier))
+        cached = find_cached("images", {kind: arrays[kind] for kind in image_kinds}, known)
+        jobs.append(ImageJob(rows.images(), image_encoder, image_kinds, cached, per_chunk=batch_size))
     if "sentences" in kinds:
-        jobs.append(TextJob(rows.texts, sentences, earlier=_earlier("texts", plan, contents)))
+        cached = find_cached("texts", {"sentences": arrays["sentences"]}, known)
+        jobs.append(TextJob(rows.texts, text_encoder, cached))
     work: dict[str, Work] = {}
-    with FeatureStore(out, plan, save_seconds=save_seconds) as store:
+    with FeatureStore(out, rows.fingerprint(), arrays, save_seconds=save_seconds) as store:
         was_complete = store.complete
         if not was_complete:
             for job in jobs:
                 work[job.group] = _run(job, store, usable_cores() if workers is None else workers, progress)
-                _refuse_unless_something_was_readable(store, rows.num_images)
+                _check_any_readable(store, rows.num_images)
             tables = {**rows.tables(store.problems), **(contents.tables() if contents else {})}
             store.finish(tables, rows.facts())
-    return Extraction(out, rows.num_images, len(rows.texts), _problems(out), was_complete, work)
+    return Extraction(out, rows.num_images, _problems(out), was_complete, work)
 
 
-def _earlier(group: str, plan: Plan, contents: Contents | None) -> EarlierRows:
-    """Where earlier extractions have the rows of this group."""
-    if contents is None:
-        return EarlierRows()
-    kinds = IMAGE_ARRAYS if group == "images" else TEXT_ARRAYS
-    plans = {kind: array for kind, array in plan.arrays.items() if kind in kinds}
-    return find_earlier(getattr(contents, group), group, plans, contents.folders)
+def _check_kinds(features: Sequence[str]) -> list[str]:
+    unknown = [kind for kind in features if kind not in KINDS]
+    if unknown or not features:
+        problem = f"there are no features called '{unknown[0]}'" if unknown else "no features were requested"
+        raise UserError(f"{problem}; choose from: {', '.join(KINDS)}")
+    return [kind for kind in KINDS if kind in features]
 
 
-def _ordered(what: Sequence[str]) -> list[str]:
-    unknown = [kind for kind in what if kind not in KINDS]
-    if unknown or not what:
-        asked = f"there are no features called '{unknown[0]}'" if unknown else "no features were asked for"
-        raise UserError(f"{asked}; choose from: {', '.join(KINDS)}")
-    return [kind for kind in KINDS if kind in what]
-
-
-def _array_plans(
-    kinds: Sequence[str], rows: Rows, pictures: EncodesPictures, sentences: EncodesTexts
-) -> dict[str, ArrayPlan]:
-    images, texts = rows.num_images, len(rows.texts)
-    plans = {
-        "pooled": ArrayPlan((images, pictures.dim), pictures.description),
-        "grid": ArrayPlan((images, pictures.num_places, pictures.dim), pictures.description),
-        "sentences": ArrayPlan((texts, sentences.dim), sentences.description),
-    }
-    return {kind: plans[kind] for kind in kinds}
-
-
-def _run(job: PictureJob | TextJob, store: FeatureStore, workers: int, progress: Progress | None) -> Work:
+def _run(job: ImageJob | TextJob, store: FeatureStore, workers: int, progress: Progress | None) -> Work:
     started, start = time.monotonic(), store.done[job.group]
-    new = num_new(job, start)
+    encoded = num_uncached(job, start)
     num_problems = len(store.problems)
     if progress is not None:
-        progress(job.group, store.done[job.group], len(job), num_problems)
-    for chunk in chunks(job, start=store.done[job.group], workers=workers):
-        store.write(job.group, chunk.first, chunk.arrays, chunk.problems)
+        progress(job.group, start, len(job), num_problems)
+    for chunk in encode_chunks(job, start=start, workers=workers):
+        store.write(job.group, chunk.start, chunk.arrays, chunk.problems)
         num_problems += len(chunk.problems)
         if progress is not None:
-            done = chunk.first + len(next(iter(chunk.arrays.values())))
+            done = chunk.start + len(next(iter(chunk.arrays.values())))
             progress(job.group, done, len(job), num_problems)
-    return Work(new, max(len(job) - start, 0) - new, time.monotonic() - started)
+    return Work(encoded, max(len(job) - start, 0) - encoded, time.monotonic() - started)
 
 
-def _refuse_unless_something_was_readable(store: FeatureStore, num_images: int) -> None:
+def _check_any_readable(store: FeatureStore, num_images: int) -> None:
     store.save()
     if len(store.problems) == num_images:
         raise DataError(
-            f"none of the {num_images} pictures could be read, the first because: {store.problems[0]}. "
-            f"Put that right, remove {store.folder} and extract again"
+            f"none of the {num_images} images could be read, the first because: {store.problems[0]}. "
+            f"Correct that, remove {store.folder} and extract again"
         )
 
 
 def _problems(folder: Path) -> dict[str, str]:
-    with (folder / IMAGES).open(encoding="ascii") as lines:
+    with (folder / IMAGES).open(encoding="ascii") as lines, readable(folder / IMAGES):
         images = (json.loads(line) for line in lines)
         return {image["id"]: image["problem"] for image in images if "problem" in image}
+
+
+class CollectionRows:
+    """The images and the texts of all splits, numbered consecutively as the rows of the arrays."""
+
+    def __init__(self, collection: Collection) -> None:
+        self.collection = collection
+        self.splits: list[Pairs] = list(collection.pairs.values())
+        self.num_images = sum(pairs.num_images for pairs in self.splits)
+        self.texts = [text for pairs in self.splits for text in pairs.texts]
+
+    def images(self) -> JoinedImages:
+        sources = []
+        for pairs in self.splits:
+            if pairs.images is None:
+                raise DataError(
+                    f"{pairs.name} ({pairs.split}) has no images, only texts or features; "
+                    "give the folder of the images, or extract sentences only"
+                )
+            sources.append(pairs.images)
+        return JoinedImages(sources)
+
+    def fingerprint(self) -> str:
+        """A hash of all ids and texts in order; images enter by id, not by content."""
+        digest = hashlib.sha256()
+        for line in (*self._image_lines({}), *self._pair_lines()):
+            digest.update(line.encode())
+        return digest.hexdigest()[:16]
+
+    def tables(self, problems: Mapping[int, str]) -> dict[str, Iterator[str]]:
+        """Lines of the tables next to the arrays; `problems` explains unreadable images."""
+        images, skipped = self._image_lines(problems), self._skipped_lines(problems)
+        return {IMAGES: images, PAIRS: self._pair_lines(), SKIPPED: skipped}
+
+    def facts(self) -> dict[str, Any]:
+        """The manifest's entries about the pairs."""
+        splits = {
+            name: {"images": pairs.num_images, "texts": len(pairs), "left_out": dict(pairs.skipped.reasons)}
+            for name, pairs in self.collection.pairs.items()
+        }
+        return {"name": self.splits[0].name, "has_splits": self.collection.has_splits, "splits": splits}
+
+    def _image_lines(self, problems: Mapping[int, str]) -> Iterator[str]:
+        for row, split, image_id in self._images():
+            problem = {"problem": problems[row]} if row in problems else {}
+            yield json.dumps({"id": image_id, "split": split, **problem}) + "\n"
+
+    def _pair_lines(self) -> Iterator[str]:
+        first = 0
+        for split, pairs in self.collection.pairs.items():
+            for k, pair_id in enumerate(pairs.pair_ids):
+                image = first + int(pairs.image_of_text[k])
+                entry = {"id": pair_id, "split": split, "image": image, "text": pairs.texts[k]}
+                yield json.dumps(entry) + "\n"
+            first += pairs.num_images
+
+    def _skipped_lines(self, problems: Mapping[int, str]) -> Iterator[str]:
+        yield "row\timage\tsplit\tproblem\n"
+        for row, split, image_id in self._images():
+            if row in problems:
+                cells = (str(row), image_id, split, problems[row])
+                yield "\t".join(" ".join(cell.split()) for cell in cells) + "\n"
+
+    def _images(self) -> Iterator[tuple[int, str, str]]:
+        row = 0
+        for split, pairs in self.collection.pairs.items():
+            for image_id in pairs.image_ids:
+                yield row, split, image_id
+                row += 1

@@ -1,58 +1,47 @@
-"""BiCro: pairs are believed as far as they lie to sure pairs in both modalities alike.
+"""BiCro: labels by how consistently a pair lies to anchor pairs in both modalities.
 
-Two images that are alike should have texts that are alike. With the strongest clean pairs of a batch as anchors,
+Similar images should have similar texts. With the strongest clean pairs of a batch as anchors,
 
     a = the anchor whose image is nearest to image i:   r_I = ratio of cos(image i, image a) and cos(text i, text a)
     a = the anchor whose text is nearest to text i:     r_T = likewise;   a ratio is the smaller over the larger
 
     noisy: y_i = (r_I + r_T) / 2     clean: y_i = 1/2 + (r_I + r_T) / 4     anchor: y_i = 1     y_i <= 1/2 becomes 0
 
-Division, anchors and labels all come from the network that does not learn from them; the division is by a mixture
-of betas. Reference: Yang et al., BiCro: Noisy Correspondence Rectification for Multi-modality Data, CVPR 2023.
+Split, anchors and labels all come from the network that is not trained on them; the split is by a beta mixture.
+Reference: Yang et al., BiCro: Noisy Correspondence Rectification for Multi-modality Data, CVPR 2023.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sremkit.methods import METHODS
-from sremkit.methods.beta_mixture import fit_two_betas
-from sremkit.methods.co_teaching import CoTeaching, Side, Strongest, View, best_tenth, match_strength
-from sremkit.methods.division import lower_normal
-from sremkit.models.masking import masked_mean
+from sremkit.methods.base import METHODS
+from sremkit.methods.common.co_teaching import CoTeaching, PeerSplit, Prediction, Strongest, best_tenth, match_strength
+from sremkit.methods.common.mixtures import fit_two_betas, lower_gaussian_probability
+from sremkit.models.layers.masking import masked_mean
 from sremkit.models.matcher import Encoded
-from sremkit.objectives.precision import product
-from sremkit.settings import check_options
+from sremkit.objectives.logits import product
 
 
 @METHODS.register("bicro")
+@dataclass(kw_only=True, eq=False)
 class BiCro(CoTeaching):
-    """BiCro: two networks rectify pairs by how alike they lie to sure ones in both modalities.
+    """BiCro: two networks rectify pairs by bidirectional consistency with anchor pairs.
 
     Args:
-        warmup_keep: share of each warm-up batch that is learnt from, the pairs of smallest loss.
-        least_label: labels up to it become 0.
-        mixture: that divides the losses: "beta" as published, or NCR's "normal".
-        options: those of NCR.
+        warmup_keep: share of each warm-up batch that is used, the pairs of smallest loss.
+        min_label: labels up to it become 0.
+        mixture: over the losses: "beta" as published, or "normal" as in NCR.
     """
 
-    def __init__(
-        self,
-        *,
-        warmup_keep: float = 0.3,
-        least_label: float = 0.5,
-        mixture: Literal["beta", "normal"] = "beta",
-        **options: Any,
-    ) -> None:
-        check_options(CoTeaching, options, where="method")
-        super().__init__(**options)
-        self.warmup_keep = warmup_keep
-        self.least_label = least_label
-        self.mixture = mixture
+    warmup_keep: float = 0.3
+    min_label: float = 0.5
+    mixture: Literal["beta", "normal"] = "beta"
 
     def warmup_hinges(self, scores: Tensor, valid: Tensor) -> Tensor:
         hinges = super().warmup_hinges(scores, valid)
@@ -60,22 +49,22 @@ class BiCro(CoTeaching):
         smallest = hinges.detach().argsort(stable=True)[:count]
         return hinges * torch.zeros_like(hinges).scatter(0, smallest, 1.0)
 
-    def clean_probability(self, losses: Tensor) -> Tensor:
+    def clean_posterior(self, losses: Tensor) -> Tensor:
         if self.mixture == "normal":
-            return lower_normal(losses)
+            return lower_gaussian_probability(losses)
         return fit_two_betas(losses).lower_probability(losses)
 
-    def labels(self, views: list[View], network: int, side: Side) -> Tensor:
-        peer = views[1 - network]
-        strength = match_strength(peer.scores, margin=self.margin, valid=side.valid)
-        anchors = best_tenth(strength, side.clean)
-        consistency = bidirectional_consistency(
-            whole_vectors(peer.images), whole_vectors(peer.texts), anchors
-        ).to(strength)
-        label = torch.where(side.clean, (1 + consistency) / 2, consistency)
-        is_anchor = torch.zeros_like(side.clean).scatter(0, anchors.pair, anchors.present)
+    def labels(self, predictions: list[Prediction], network: int, split: PeerSplit) -> Tensor:
+        peer = predictions[1 - network]
+        strength = match_strength(peer.scores, margin=self.margin, valid=split.valid)
+        anchors = best_tenth(strength, split.clean)
+        consistency = bidirectional_consistency(pooled_vectors(peer.images), pooled_vectors(peer.texts), anchors).to(
+            strength
+        )
+        label = torch.where(split.clean, (1 + consistency) / 2, consistency)
+        is_anchor = torch.zeros_like(split.clean).scatter(0, anchors.pair, anchors.present)
         label = label.masked_fill(is_anchor, 1.0)
-        return torch.where(label <= self.least_label, 0.0, label)
+        return torch.where(label <= self.min_label, 0.0, label)
 
 
 def bidirectional_consistency(images: Tensor, texts: Tensor, anchors: Strongest) -> Tensor:
@@ -83,8 +72,8 @@ def bidirectional_consistency(images: Tensor, texts: Tensor, anchors: Strongest)
 
     Args:
         images: (b, d) unit vectors.
-        texts: (b, d) likewise.
-        anchors: t places for them.
+        texts: (b, d) unit vectors.
+        anchors: in t slots.
     """
     image_cosines = product(images, images[anchors.pair].T)  # (b, t)
     text_cosines = product(texts, texts[anchors.pair].T)
@@ -102,8 +91,8 @@ def ratio(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(x * y > 0, small / large.clamp_min(torch.finfo(x.dtype).tiny), 0.0)
 
 
-def whole_vectors(encoded: Encoded) -> Tensor:
-    """One unit vector an item (n, d), in float32 at least: its regions' or words' mean, or its global vector."""
+def pooled_vectors(encoded: Encoded) -> Tensor:
+    """One unit vector per item (n, d), in float32 at least: the mean of its regions or words, or its global vector."""
     if encoded.local is None:
         vectors = encoded.whole()
     else:

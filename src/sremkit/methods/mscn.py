@@ -1,106 +1,101 @@
-"""MSCN: meta similarity correction. Trusted pairs teach a small network to score, and it says which pairs to keep.
+"""MSCN: meta similarity correction. A meta-network trained on trusted pairs scores and selects the pairs.
 
-Two networks, each a backbone with a meta-network on top. In the warm-up all of it learns from the mean hinge. Then,
-in every epoch, each network keeps the pairs that look more like trusted pairs than like random ones, and the *other*
-network learns from them. An update has two parts:
+Two networks, each a backbone with a meta-network on top. The warm-up trains all of it with the mean hinge. Then, in
+every epoch, each network selects the pairs that are more similar to trusted pairs than to random ones, and the *other*
+network is trained on them. An update has two parts:
 
     meta-network:  Adam on the cross-entropy of trusted and of random pairs, through a virtual step of the backbone
-    backbone:      L = sum over kept pairs of their hinges with soft margins,  margin / (1 + (p / (1 - p))^-2)
+    backbone:      L = sum over selected pairs of their hinges with soft margins,  margin / (1 + (p / (1 - p))^-2)
 
-where p is the pair's similarity. Of the pairs that are not kept nothing is learned.
+where p is the pair's similarity. Pairs that are not selected are not used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal, cast
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sremkit.data.batch import Batch
-from sremkit.methods import METHODS, Method, Scorer, Surroundings
-from sremkit.methods.known_heaps import probability_of_matching
-from sremkit.methods.meta_step import ScoreLoss, meta_gradients
+from sremkit.methods.base import METHODS, Forward, Method, TrainingContext
+from sremkit.methods.common.meta_step import ForwardLoss, meta_gradients
+from sremkit.methods.common.mixtures import seeded_match_probability
+from sremkit.methods.hinge import Similarity, similarity_of
 from sremkit.models import Matcher, build_matcher
 from sremkit.models.matcher import evaluating
-from sremkit.models.meta_scored import MetaScored
+from sremkit.models.wrappers.meta_scored import MetaScored
 from sremkit.objectives import Loss
-from sremkit.objectives.candidates import as_logits, distinct_images
+from sremkit.objectives.logits import as_logits, distinct_images
+from sremkit.objectives.terms import PairReport
 from sremkit.objectives.triplet import Reduction, triplet
 
 
 @METHODS.register("mscn")
+@dataclass(kw_only=True, eq=False)
 class MSCN(Method):
-    """MSCN: a meta-network taught by trusted pairs scores, filters and softens; two networks.
+    """MSCN: a meta-network trained on trusted pairs scores, selects and softens; two networks.
 
     Args:
         similarity: hinges on "sigmoid" scores as published, or on the "logit" for scaled cosines.
         margin: of the hinges, in units of the similarity.
-        negatives: a kept pair is ranked against its "hardest" negative as published, or against the "mean".
+        negatives: a selected pair is ranked against its "hardest" negative as published, or against the "mean".
         virtual_rate: learning rate of the virtual step; the training's own, as published.
         meta_rate: learning rate of the meta-network after the warm-up.
         meta_batch: pairs in a meta-step, one half trusted, the other random.
-        meta_interval: updates from one meta-step to the next; 1 as published, more saves most of the time.
-        mask_repeated_images: two captions of one image in a batch are nobody's negatives.
+        meta_interval: updates from one meta-step to the next; 1 as published, a larger one is much faster.
+        mask_repeated_images: captions of the same image in a batch are not each other's negatives.
     """
 
     networks: ClassVar[int] = 2
     needs_trusted: ClassVar[bool] = True
-    recordable: ClassVar[bool] = False  # every few updates there is a meta-step
+    selects_pairs: ClassVar[bool] = True
+    supports_cuda_graphs: ClassVar[bool] = False  # a meta-step every few updates
 
-    def __init__(
-        self,
-        *,
-        similarity: Literal["sigmoid", "logit"] = "sigmoid",
-        margin: float = 0.2,
-        negatives: Reduction = "hardest",
-        virtual_rate: float = 2e-4,
-        meta_rate: float = 1.7e-5,
-        meta_batch: int = 64,
-        meta_interval: int = 1,
-        mask_repeated_images: bool = True,
-    ) -> None:
-        if meta_batch < 2:
-            raise ValueError(f"meta_batch must be at least 2, a right pair and a wrong one; got {meta_batch}")
-        if meta_interval < 1:
-            raise ValueError(f"meta_interval must be at least 1, got {meta_interval}")
-        self.similarity = similarity
-        self.margin = margin
-        self.negatives: Reduction = negatives
-        self.virtual_rate = virtual_rate
-        self.meta_rate = meta_rate
-        self.meta_batch = meta_batch
-        self.meta_interval = meta_interval
-        self.mask_repeated_images = mask_repeated_images
-        self.kept = torch.zeros(2, 0, dtype=torch.bool)  # row k: by network k
+    similarity: Similarity = "sigmoid"
+    margin: float = 0.2
+    negatives: Reduction = "hardest"
+    virtual_rate: float = 2e-4
+    meta_rate: float = 1.7e-5
+    meta_batch: int = 64
+    meta_interval: int = 1
+    mask_repeated_images: bool = True
+
+    def __post_init__(self) -> None:
+        if self.meta_batch < 2:
+            raise ValueError(f"meta_batch must be at least 2, a correct pair and a wrong one; got {self.meta_batch}")
+        if self.meta_interval < 1:
+            raise ValueError(f"meta_interval must be at least 1, got {self.meta_interval}")
+        self.clean = torch.zeros(2, 0, dtype=torch.bool)  # row k: selected by network k
         self.updates = 0  # since the warm-up
         self.meta_loss = torch.zeros(())  # of the last meta-step
 
     @classmethod
     def model(cls, backbone: str, **options: Any) -> Matcher:
         member = {"name": backbone, "options": options}
-        return build_matcher("twins", member={"name": "meta-scored", "options": {"member": member}})
+        return build_matcher("two-networks", member={"name": "meta-scored", "options": {"member": member}})
 
-    def start(self, surroundings: Surroundings) -> None:
-        self.matcher, self.every_pair = surroundings.whole()
-        if surroundings.trusted is None:
-            raise ValueError("MSCN learns from trusted pairs; start it with some")
-        self.trusted = surroundings.trusted
-        self.device = surroundings.device
-        self.kept = torch.ones(2, surroundings.num_pairs, dtype=torch.bool, device=self.device)
+    def start(self, context: TrainingContext) -> None:
+        self.matcher, self.scan_pairs = context.require_scan()
+        if context.trusted is None:
+            raise ValueError("MSCN needs trusted pairs; start it with some")
+        self.trusted = context.trusted
+        self.device = context.device
+        self.clean = torch.ones(2, context.num_pairs, dtype=torch.bool, device=self.device)
         self.meta_loss = torch.zeros((), device=self.device)
         self.meta_optimizer = torch.optim.Adam(self._meta_parameters(), lr=self.meta_rate)
 
     def begin_epoch(self, epoch: int, *, warmup: bool) -> None:
-        """Let each network say which pairs look like trusted ones."""
+        """Select, by each network, the pairs whose similarities are like those of trusted pairs."""
         if warmup:
             return
-        given = torch.zeros(self.kept.shape, device=self.device)
+        given = torch.zeros(self.clean.shape, device=self.device)
         wrong: list[tuple[Tensor, Tensor]] = []
         with torch.no_grad(), evaluating(self.matcher):
-            for batch in self.every_pair(epoch):
+            for batch in self.scan_pairs(epoch):
                 similarity = self._similarities(batch)
                 given[:, batch.pair_id] = similarity.diagonal(dim1=1, dim2=2)
                 wrong.append(random_pairs(similarity, batch.image_id))
@@ -108,43 +103,43 @@ class MSCN(Method):
                 self._similarities(batch.to(self.device)).diagonal(dim1=1, dim2=2)
                 for batch in self.trusted.every_pair(epoch)
             ]
-        # Selected here, and not in the batches: the host would wait for the number of each.
+        # Masked here and not per batch, where the host would have to wait for the count.
         is_other = torch.cat([other for _, other in wrong]).cpu()
         for k in range(2):
-            matches = probability_of_matching(
+            match_prob = seeded_match_probability(
                 given[k].cpu(),
-                right=torch.cat(right, dim=1)[k].cpu(),
-                wrong=torch.cat([scores[k] for scores, _ in wrong]).cpu()[is_other],
+                matched=torch.cat(right, dim=1)[k].cpu(),
+                mismatched=torch.cat([scores[k] for scores, _ in wrong]).cpu()[is_other],
             )
-            self.kept[k] = (matches > 0.5).to(self.device)
+            self.clean[k] = (match_prob > 0.5).to(self.device)
 
-    def loss(self, matcher: Scorer, batch: Batch, *, warmup: bool) -> Loss:
+    def loss(self, forward: Forward, batch: Batch, *, warmup: bool) -> Loss:
         for parameter in self._meta_parameters():
-            parameter.requires_grad_(warmup)  # after the warm-up the training's optimiser leaves them alone
+            parameter.requires_grad_(warmup)  # after the warm-up the trainer's optimizer does not update them
         if warmup:
             valid = distinct_images(batch.image_id) if self.mask_repeated_images else None
             ranking = [
-                triplet(self._scores(f), margin=self.margin, reduction="mean", valid=valid).sum()
-                for f in matcher(batch)
+                triplet(similarity_of(f, self.similarity), margin=self.margin, reduction="mean", valid=valid).sum()
+                for f in forward(batch)
             ]
             return Loss(total=ranking[0] + ranking[1], parts={"ranking": (ranking[0] + ranking[1]).detach()})
         if self.updates % self.meta_interval == 0:
             self.meta_loss = self._meta_step(batch)
         self.updates += 1
-        kept = self.kept[:, batch.pair_id]  # (2, b)
-        logits = matcher(batch)  # (2, b, b)
-        total = self._ranking(logits[0], batch, kept[1]) + self._ranking(logits[1], batch, kept[0])
-        parts = {"ranking": total.detach(), "meta": self.meta_loss, "kept": kept.float().mean()}
-        return Loss(total=total, parts=parts)
+        clean = self.clean[:, batch.pair_id]  # (2, b)
+        logits = forward(batch)  # (2, b, b)
+        total = self._ranking(logits[0], batch, clean[1]) + self._ranking(logits[1], batch, clean[0])
+        parts = {"ranking": total.detach(), "meta": self.meta_loss}
+        return Loss(total=total, parts=parts, report=PairReport(clean=clean[0] & clean[1]))
 
     def state_dict(self) -> dict[str, Tensor]:
         adam = self.meta_optimizer.state_dict()["state"]
-        remembered = {f"adam/{i}/{key}": value for i, entry in adam.items() for key, value in entry.items()}
-        counted = {"updates": torch.tensor(self.updates), "meta_loss": self.meta_loss}
-        return {"kept": self.kept, **counted, **remembered}
+        optimizer = {f"adam/{i}/{key}": value for i, entry in adam.items() for key, value in entry.items()}
+        updates = torch.tensor(self.updates)
+        return {"clean": self.clean, "updates": updates, "meta_loss": self.meta_loss, **optimizer}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.kept = state["kept"].to(self.device)
+        self.clean = state["clean"].to(self.device)
         self.updates = int(state["updates"])
         self.meta_loss = state["meta_loss"].to(self.device)
         adam: dict[int, dict[str, Tensor]] = {}
@@ -170,61 +165,57 @@ class MSCN(Method):
         """Update both meta-networks; returns their mean loss before."""
         half = self.meta_batch // 2
         rows = torch.randperm(len(self.trusted.pairs))[:half]
-        judging = Judging(self.trusted.take(rows.numpy()).to(self.device), batch[:half])
+        meta_loss = MetaLoss(self.trusted.take(rows.numpy()).to(self.device), batch[:half])
         for k, network in enumerate(self._members()):
-            kept = self.kept[1 - k, batch.pair_id]
+            clean = self.clean[1 - k, batch.pair_id]
             gradients = meta_gradients(
-                network, self._ranking_of(batch, kept), judging, virtual_rate=self.virtual_rate
+                network, self._ranking_of(batch, clean), meta_loss, virtual_rate=self.virtual_rate
             )
             for name, parameter in network.meta_network.named_parameters():
                 parameter.grad = gradients[name]
         self.meta_optimizer.step()
         self.meta_optimizer.zero_grad()
-        return torch.stack(judging.seen).mean()
+        return torch.stack(meta_loss.values).mean()
 
-    def _ranking_of(self, batch: Batch, kept: Tensor) -> ScoreLoss:
-        return lambda score: self._ranking(score(batch), batch, kept)
+    def _ranking_of(self, batch: Batch, clean: Tensor) -> ForwardLoss:
+        return lambda forward: self._ranking(forward(batch), batch, clean)
 
-    def _ranking(self, logits: Tensor, batch: Batch, kept: Tensor) -> Tensor:
-        """The hinges among the kept pairs, summed up: a scalar."""
-        margin = self.margin * correction(logits.diagonal().detach())
-        valid = kept[:, None] == kept[None, :]  # kept pairs meet kept pairs only
+    def _ranking(self, logits: Tensor, batch: Batch, clean: Tensor) -> Tensor:
+        """The sum of the hinges among the selected pairs: a scalar."""
+        margin = self.margin * margin_factor(logits.diagonal().detach())
+        valid = clean[:, None] == clean[None, :]  # selected pairs have selected negatives only
         if self.mask_repeated_images:
             valid = valid & distinct_images(batch.image_id)
-        hinges = triplet(self._scores(logits), margin=margin, reduction=self.negatives, valid=valid)
-        return hinges.masked_fill(~kept, 0.0).sum()
-
-    def _scores(self, logits: Tensor) -> Tensor:
-        logits = as_logits(logits)
-        return logits.sigmoid() if self.similarity == "sigmoid" else logits
+        hinges = triplet(similarity_of(logits, self.similarity), margin=margin, reduction=self.negatives, valid=valid)
+        return hinges.masked_fill(~clean, 0.0).sum()
 
 
-class Judging:
-    """Cross-entropy of trusted pairs as right and of a batch's random pairs as wrong; notes each value."""
+class MetaLoss:
+    """Binary cross-entropy of trusted pairs as matched and of a batch's random pairs as mismatched."""
 
     def __init__(self, trusted: Batch, others: Batch) -> None:
         self.trusted = trusted
         self.others = others
-        self.seen: list[Tensor] = []
+        self.values: list[Tensor] = []  # of each call
 
-    def __call__(self, score: Scorer) -> Tensor:
-        right = as_logits(score(self.trusted)).diagonal()
-        wrong, is_other = random_pairs(as_logits(score(self.others)), self.others.image_id)
+    def __call__(self, forward: Forward) -> Tensor:
+        right = as_logits(forward(self.trusted)).diagonal()
+        wrong, is_other = random_pairs(as_logits(forward(self.others)), self.others.image_id)
         label = torch.cat([torch.ones_like(right), torch.zeros_like(wrong)])
         counts = torch.cat([torch.ones_like(right), is_other.to(right.dtype)])
         losses = F.binary_cross_entropy_with_logits(torch.cat([right, wrong]), label, reduction="none")
         loss = (losses * counts).sum() / counts.sum()
-        self.seen.append(loss.detach())
+        self.values.append(loss.detach())
         return loss
 
 
-def correction(logit: Tensor) -> Tensor:
-    """The share of the margin that a pair's logit earns: 1 / (1 + (p / (1 - p))^-2) with p = σ(logit)."""
+def margin_factor(logit: Tensor) -> Tensor:
+    """The factor of the margin, by the logit of the pair: 1 / (1 + (p / (1 - p))^-2) with p = σ(logit)."""
     return (2 * logit).sigmoid()  # p / (1 - p) = exp(logit)
 
 
 def random_pairs(scores: Tensor, image_id: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores (..., b) of each image with the text after its own, and (b,) bool: whether that is of another image.
+    """Scores (..., b) of image i with text i + 1, and (b,) bool: whether that text is of another image.
 
     Args:
         scores: (..., b, b)

@@ -1,45 +1,44 @@
-"""RCL as a method: complementary contrastive learning from the first epoch to the last."""
+"""RCL: complementary contrastive learning, from the first epoch to the last."""
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 from sremkit.data.batch import Batch
-from sremkit.methods import METHODS, Method, Scorer
+from sremkit.methods.base import METHODS, Forward, Method
 from sremkit.objectives import Loss
-from sremkit.objectives.candidates import distinct_images
+from sremkit.objectives.logits import distinct_images
 from sremkit.objectives.rcl import Form, rcl
 
 
 @METHODS.register("rcl")
+@dataclass(kw_only=True, eq=False)
 class RCL(Method):
-    """RCL: learns from negative matches alone, so that no wrong pair is ever believed.
+    """RCL: learns from negatives alone, so that no wrong pair is fitted.
 
     Args:
         similarity: "sigmoid" as published, or "logit" for models whose logits are scaled cosines.
         temperature: divides the similarity; 0.05 as published for sigmoid scores.
         form: log, tan, abs, exp or gce.
         power: of the gce form.
-        mask_repeated_images: two captions of one image in a batch are nobody's negatives.
+        mask_repeated_images: captions of the same image in a batch are not each other's negatives.
     """
 
-    def __init__(
-        self,
-        *,
-        similarity: Literal["sigmoid", "logit"] = "sigmoid",
-        temperature: float = 0.05,
-        form: Form = "log",
-        power: float = 0.5,
-        mask_repeated_images: bool = True,
-    ) -> None:
-        self.similarity = similarity
-        self.temperature = temperature
-        self.form: Form = form
-        self.power = power
-        self.mask_repeated_images = mask_repeated_images
+    has_warmup: ClassVar[bool] = False
 
-    def loss(self, matcher: Scorer, batch: Batch, *, warmup: bool) -> Loss:
-        logits = matcher(batch)
+    similarity: Literal["sigmoid", "logit"] = "sigmoid"
+    temperature: float = 0.05
+    form: Form = "log"
+    power: float = 0.5
+    mask_repeated_images: bool = True
+
+    @classmethod
+    def example_options(cls) -> dict[str, Any]:
+        return {"similarity": "logit", "temperature": 0.5}  # the published temperature saturates cosines
+
+    def loss(self, forward: Forward, batch: Batch, *, warmup: bool) -> Loss:
+        logits = forward(batch)
         scores = logits.float().sigmoid() if self.similarity == "sigmoid" else logits
         valid = distinct_images(batch.image_id) if self.mask_repeated_images else None
         i2t, t2i = (

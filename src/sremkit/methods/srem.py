@@ -1,84 +1,94 @@
-"""SREM as a method: the objective of the same name, warmed up by complementary learning alone."""
+"""SREM: the objective of the same name, after a warm-up by complementary learning alone."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from sremkit.data.batch import Batch
-from sremkit.methods import METHODS, Method, Scorer
-from sremkit.methods.pulling import ENOUGH, Pulling
-from sremkit.methods.warming import Warming
-from sremkit.objectives import SREM, Terms
-from sremkit.settings import check_options
+from sremkit.methods.base import METHODS, Forward, Method, WarmupStatus
+from sremkit.objectives import SREM, Terms, WarmupMonitor
 
 
 @METHODS.register("srem")
-class SREMMethod(Method):
+class SREMMethod(Method, options_of=SREM):
     """SREM: energy-guided filtration, swapped gradient weighting, biased complementary learning.
 
     Args:
-        mask_repeated_images: two captions of one image in a batch are nobody's negatives.
+        mask_repeated_images: captions of the same image in a batch are not each other's negatives.
         complementary_warmup: for ablations: without `complementary`, warm up by the complementary loss all the same.
-        options: the hyperparameters of `sremkit.SREM`.
+        check_finite: raise on NaN and infinite logits; the trainer checks the loss in any case, without waiting for it.
+        options: the other hyperparameters of `sremkit.SREM`.
     """
 
+    selects_pairs: ClassVar[bool] = True
+    monitors_warmup: ClassVar[bool] = True
+    returns_to_warmup: ClassVar[bool] = True
+
     def __init__(
-        self, *, mask_repeated_images: bool = True, complementary_warmup: bool = False, **options: Any
+        self,
+        *,
+        mask_repeated_images: bool = True,
+        complementary_warmup: bool = False,
+        check_finite: bool = False,
+        **options: Any,
     ) -> None:
-        check_options(SREM, options, where="method")
         self.mask_repeated_images = mask_repeated_images
-        options = {"check_finite": False, **options}  # the training watches its loss, without waiting for it
+        options = {"check_finite": check_finite, **options}
         self.objective = SREM(**options)
-        self.warming = Warming()
-        self.pulling = Pulling()
-        self.starting = self.objective
+        self.monitor = WarmupMonitor(interval=None)
+        self._is_monitored = True  # in the warm-up and in the first epoch after it
+        self.warmup_objective = self.objective
         if not self.objective.complementary:
-            # In an ablation without the complementary loss there is nothing to warm up with but the ranking of
-            # all, unless the start is to be the same for everybody.
+            # An ablation without the complementary loss warms up by the ranking loss of all pairs, unless all
+            # rows of the ablation are to have the same warm-up.
             ranking_of_all = {"filtration": False, "weighting": False}
-            self.starting = SREM(
-                **{**options, **({"complementary": True} if complementary_warmup else ranking_of_all)}
-            )
+            changes = {"complementary": True} if complementary_warmup else ranking_of_all
+            self.warmup_objective = SREM(**{**options, **changes})
 
     def begin_epoch(self, epoch: int, *, warmup: bool) -> None:
-        if not warmup:
-            self.warming.forget()
-            self.pulling.forget()
+        self._is_monitored = warmup or self.monitor.warmup
+        if self.monitor.warmup and not warmup:  # the first epoch after the warm-up
+            self.monitor.warmup, self.monitor.share_at_end = False, self.monitor.share
+        elif warmup:
+            self.monitor.warmup = True
 
-    def loss(self, matcher: Scorer, batch: Batch, *, warmup: bool) -> Terms:
+    def loss(self, forward: Forward, batch: Batch, *, warmup: bool) -> Terms:
         image_ids = batch.image_id if self.mask_repeated_images else None
-        objective = self.starting if warmup else self.objective
-        logits = matcher(batch)
-        if warmup:
-            self.warming.see(logits, image_ids)
+        objective = self.warmup_objective if warmup else self.objective
+        logits = forward(batch)
         terms = objective(logits, warmup=warmup and objective.complementary, image_ids=image_ids)
-        if warmup:
-            self.pulling.see(terms)
+        if self._is_monitored:
+            self.monitor.update(terms)
         return terms
 
     def finish_epoch(self) -> None:
-        self.warming.finish_epoch()
-        self.pulling.finish_epoch()
+        if self._is_monitored:
+            self.monitor.read()
 
-    def warmed_up(self) -> bool:
-        return self.warming.is_enough() and self.pulling.is_enough()
+    def warmup_status(self) -> WarmupStatus:
+        """Ready when the weights of the selected pairs are large enough; an ablation without them is always ready."""
+        has_weights = self.objective.filtration and self.objective.weighting and self.objective.complementary
+        return WarmupStatus(is_ready=not has_weights or self.monitor.is_ready(), message=self.monitor.message())
 
-    def warmth(self) -> str:
-        return f"{self.warming.in_words()}; {self.pulling.in_words()}"
-
-    def too_cold(self) -> str:
-        if not (self.objective.complementary and self.objective.weighting) or self.pulling.is_enough():
+    def collapse_message(self) -> str:
+        self.monitor.read()
+        if not self.monitor.has_lost_selection():
             return ""
-        return (
-            f"the warm-up ends early for SREM: {self.pulling.in_words()}, and below {ENOUGH:.2f} it may forget what it "
-            "has learnt. Raise training.warmup_epochs, or set training.adaptive_warmup"
-        )
+        return f"{self.monitor.share:.1%} of the pairs are selected, after {self.monitor.share_at_end:.1%} before"
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {**self.warming.state_dict(), **self.pulling.state_dict()}
+        objective = {f"objective/{name}": value for name, value in self.objective.state_dict().items()}
+        monitor = {f"monitor/{name}": value for name, value in self.monitor.state_dict().items()}
+        return {**objective, **monitor, "is_monitored": torch.tensor(self._is_monitored)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.warming.load_state_dict(state)
-        self.pulling.load_state_dict(state)
+        def part(name: str) -> dict[str, Tensor]:
+            return {key.removeprefix(f"{name}/"): t for key, t in state.items() if key.startswith(f"{name}/")}
+
+        self.objective.load_state_dict(part("objective"))
+        if "is_monitored" in state:  # not in a checkpoint of 0.1
+            self.monitor.load_state_dict(part("monitor"))
+            self._is_monitored = bool(state["is_monitored"])

@@ -1,10 +1,10 @@
-"""RCL: robust complementary contrastive learning. Only negative matches are used, no pair is ever believed.
+"""RCL: robust complementary contrastive learning, from negative pairs alone.
 
     P = softmax(s / temperature) over the row,  L = mean_i sum_{j != i} phi(P_ij)                   [eq:rcl]
 
     log: -ln(1 - x)    tan: tan x    abs: x    exp: exp(-(1 - x))    gce: (1 - (1 - x)^q) / q
 
-Pass the transposed scores for the other direction. The log form is SREM's normalised complementary loss at
+Pass the transposed scores for the other direction. The log form equals SREM's normalized complementary loss at
 sharpness 0. Reference: Hu et al., Cross-Modal Retrieval With Partially Mismatched Pairs, TPAMI 2023.
 """
 
@@ -16,8 +16,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from sremkit.objectives.candidates import as_logits, diagonal_mask, keep_valid
-from sremkit.objectives.complementary import log_not_chosen
+from sremkit.objectives.complementary import log_complement
+from sremkit.objectives.logits import as_logits, mask_invalid, not_negative
 
 Form = Literal["log", "tan", "abs", "exp", "gce"]
 
@@ -38,18 +38,18 @@ def rcl(
         raise ValueError(f"temperature must be positive, got {temperature}")
     logits = as_logits(scores) / temperature
     if form == "log":
-        per_negative = -log_not_chosen(logits, valid=valid)  # exact even where a negative takes all
+        per_negative = -log_complement(logits, valid=valid)  # exact even where a negative has P = 1
     else:
-        left_out = diagonal_mask(logits) if valid is None else diagonal_mask(logits) | ~valid
-        per_negative = _form(form, power)(keep_valid(logits, valid).softmax(dim=1)).masked_fill(left_out, 0.0)
+        probability = mask_invalid(logits, valid).softmax(dim=1)
+        per_negative = _phi(form, power)(probability).masked_fill(not_negative(logits, valid), 0.0)
     return per_negative.sum(dim=1).mean()  # [eq:rcl]
 
 
-def _form(form: Form, power: float) -> Callable[[Tensor], Tensor]:
+def _phi(form: Form, power: float) -> Callable[[Tensor], Tensor]:
     return {
         "tan": torch.tan,
         "abs": lambda p: p,
         "exp": lambda p: torch.exp(p - 1),
-        # A power of 0 has an infinite slope, so a negative that takes all is held one rounding step below 1.
+        # The slope of the power is infinite at P = 1, so 1 - P is bounded below by one rounding step.
         "gce": lambda p: (1 - (1 - p).clamp_min(torch.finfo(p.dtype).eps) ** power) / power,
     }[form]

@@ -1,52 +1,115 @@
-"""The SREM objective: filter by energy, rank what is clean, learn from what the rest is not.
+"""The SREM objective: energy-guided filtration, swapped gradient weighting, biased complementary learning.
 
     L = 0.5 (L_w i2t + L_w t2i) + lambda1 (L_u i2t + L_u t2i) + lambda2 (L_c i2t + L_c t2i)      [eq:total]
     L = L_c i2t + L_c t2i                                                                        [eq:warmup]
+    L = mean_i (g_i i2t + g_i t2i),  g_i the generalized cross-entropy                           [eq:warmup-power]
 
-Reference: Dang et al., Noisy Correspondence Learning with Self-Reinforcing Errors Mitigation, AAAI 2024.
+`srem_reference` composes the paper's equations in order. `SREM` is the module to train with: the same loss from the
+fused implementation in `fast/`. Reference: Dang et al., Noisy Correspondence Learning with Self-Reinforcing Errors
+Mitigation, AAAI 2024.
 """
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sremkit.objectives.candidates import as_logits, check_logits, distinct_images
+from sremkit.errors import UserNotice
 from sremkit.objectives.complementary import Reading, check_reading, complementary
-from sremkit.objectives.differentiable import weighted_sum
-from sremkit.objectives.fused import Outcome, Plan
-from sremkit.objectives.precision import product
+from sremkit.objectives.contrastive import check_power, generalized_cross_entropy
+from sremkit.objectives.fast.autograd import fused_srem
+from sremkit.objectives.fast.fused import SREMConfig
+from sremkit.objectives.filtration import energy, energy_bound, logit_level, select_clean
+from sremkit.objectives.logits import as_embeddings, as_logits, check_finite, check_tensor, distinct_images, product
 from sremkit.objectives.terms import Terms
+from sremkit.objectives.warmup import early_end_message, unscaled_message
+from sremkit.objectives.weighting import sensitivity, weighted_hinge, weighted_ranking
+
+LEVEL_STEPS = 100  # batches over which the level of the logits is averaged
+SCALE_CHECK = 100  # the batch whose logits are checked for a missing scale
+
+
+def srem_reference(
+    logits: Tensor, settings: SREM | None = None, *, warmup: bool = False, image_ids: Tensor | None = None
+) -> Terms:
+    """The objective of one batch in the paper's symbols, equation by equation, differentiated by autograd.
+
+    Args:
+        settings: the module whose hyperparameters and ablation switches are used; `SREM()` by default.
+        warmup, image_ids: as for `SREM.forward`.
+    """
+    s = SREM() if settings is None else settings
+    alpha, tau, beta, b = s.margin, s.threshold, s.rectification * s.sharpness, s.offset
+    lambda1, lambda2 = s.energy_weight, s.complementary_weight
+    valid = None if image_ids is None else distinct_images(image_ids.to(logits.device))  # (b, b), symmetric
+    leveled = as_logits(logits) - s.level.to(logits.device)
+    F = [leveled, leveled.T]  # rows are queries: 0, images (i2t); 1, texts (t2i)
+    both = (0, 1)
+
+    # Energy-guided filtration.
+    E = [energy(F[d], valid=valid) for d in both]  # [eq:energy]
+    clean = [select_clean(F[d], tau, valid=valid) | (not s.filtration) for d in both]  # [eq:filter]
+    margins = {"clean_margin": s.clean_margin, "noisy_margin": s.noisy_margin}
+    L_u = [s.filtration * energy_bound(E[d], clean[d], **margins) for d in both]  # [eq:energy-bound]
+
+    # Swapped gradient weighting: the ranking of direction d uses the weights of the other direction.
+    w = [sensitivity(F[d], margin=alpha, valid=valid) for d in both]  # [eq:entropy] [eq:weight]
+    w = w if s.weighting else [torch.ones_like(w[d]) for d in both]
+    L_w = [  # [eq:ranking]
+        weighted_ranking(F[d], w[1 - d], clean[d], margin=alpha, valid=valid) for d in both
+    ]
+
+    # Cross-modal biased complementary learning, without the hard negatives that the ranking uses.
+    used = [clean[d] & (not warmup) for d in both]
+    L_c = [  # [eq:selection] [eq:complementary]
+        complementary(F[d], used[d], sharpness=beta, offset=b, reading=s.reading, valid=valid) for d in both
+    ]
+    L_c = [s.complementary * L_c[d] for d in both]
+
+    total = 0.5 * (L_w[0] + L_w[1]) + lambda1 * (L_u[0] + L_u[1]) + lambda2 * (L_c[0] + L_c[1])  # [eq:total]
+    active = [clean[d] & (weighted_hinge(F[d], w[1 - d], margin=alpha, valid=valid) > 0) for d in both]
+    if warmup:
+        total = L_c[0] + L_c[1]  # [eq:warmup]
+        if s.warmup_power is not None:
+            g = [generalized_cross_entropy(F[d], power=s.warmup_power, valid=valid) for d in both]
+            total = (g[0] + g[1]).mean()  # [eq:warmup-power]
+        L_w = L_u = [torch.zeros_like(L_c[d]) for d in both]
+        active = [torch.zeros_like(active[d]) for d in both]
+    parts = {"ranking": L_w, "energy_bound": L_u, "complementary": L_c}
+    return Terms.of(total, **parts, energy=E, clean=clean, weight=w, active=active)
 
 
 class SREM(nn.Module):
     """The objective as a module without parameters: `SREM()(logits).total.backward()`.
 
-    Logits are (b, b): rows images, columns texts, the given pairs on the diagonal. A temperature or scale,
-    learned or not, is the model's business; so is a bias, which the energy margins ask for: with the defaults
-    logits should lie well below 0 where nothing fits. Computed in float32 (float64 stays float64), with autocast
-    switched off inside.
+    Logits are (b, b): rows images, columns texts, the given pairs on the diagonal. The model provides the temperature
+    or scale, and a bias, which the energy margins need: with the default margins, logits of mismatched pairs should
+    lie well below 0. Computed in float32 (float64 stays float64), with autocast disabled inside.
 
     Args:
-        margin: lead of a clean pair over its hardest negative that the ranking asks for, on sigmoid scores.
-        threshold: energy below which a pair can be clean. With 0 nearly only the argmax rule decides.
-        clean_margin: energy that clean pairs are pushed below.
-        noisy_margin: energy that the other pairs are pushed above.
-        sharpness: how strongly complementary labels prefer hard negatives; 0 draws them uniformly.
-        offset: score from which a negative counts as hard in that preference.
+        margin: alpha, by which a clean pair should exceed its hardest negative, on sigmoid scores.
+        threshold: tau, the energy below which a pair can be clean. With 0 nearly only the argmax rule decides.
+        clean_margin: upper bound for the energy of clean pairs.
+        noisy_margin: lower bound for the energy of the other pairs.
+        sharpness: beta, the preference of complementary labels for hard negatives; 0 selects them uniformly.
+        offset: b, the score from which a negative counts as hard in that preference.
         energy_weight: lambda1, of the energy bounds.
         complementary_weight: lambda2, of the complementary losses.
-        reading: "normalized", or "printed" for the complementary loss to the letter of the paper, which
-            does not train by itself (docs/deviations.md).
-        check_finite: refuse NaN and infinite logits. Looking costs one wait for the device per call on a
-            GPU; nothing else in the objective waits. Skipped inside torch.compile.
-        filtration: without it every pair counts as clean and there is no energy bound.
-        weighting: without it every weight is 1.
-        complementary: without it there is no complementary loss, and no warm-up.
-        rectification: without it complementary labels are drawn uniformly, as with sharpness 0.
+        reading: "normalized", or "printed" for the complementary loss to the letter of the paper, which does not train
+            by itself (docs/deviations.md).
+        warmup_power: warm up by generalized cross-entropy with this power instead of the complementary loss, which
+            learns more slowly from random weights. It leaves the level of the logits free, so the level is measured
+            during the warm-up, kept in the buffer `level` and subtracted from then on.
+        check_finite: raise on NaN and infinite logits, and warn once of logits without a scale and of a warm-up that
+            ended too early. On a GPU the check waits for the device once per call; nothing else in the objective does.
+            Skipped inside torch.compile.
+        filtration: ablation switch. False: every pair counts as clean, and there is no energy bound.
+        weighting: ablation switch. False: every weight is 1.
+        complementary: ablation switch. False: no complementary loss, and no warm-up.
+        rectification: ablation switch. False: complementary labels are uniform, as with sharpness 0.
     """
 
     def __init__(
@@ -61,6 +124,7 @@ class SREM(nn.Module):
         energy_weight: float = 0.01,
         complementary_weight: float = 1.0,
         reading: Reading = "normalized",
+        warmup_power: float | None = None,
         check_finite: bool = True,
         filtration: bool = True,
         weighting: bool = True,
@@ -69,8 +133,6 @@ class SREM(nn.Module):
     ) -> None:
         super().__init__()
         check_reading(reading)
-        _check_positive(margin=margin, sharpness=sharpness, energy_weight=energy_weight)
-        _check_positive(complementary_weight=complementary_weight)
         self.margin = margin
         self.threshold = threshold
         self.clean_margin = clean_margin
@@ -80,28 +142,79 @@ class SREM(nn.Module):
         self.energy_weight = energy_weight
         self.complementary_weight = complementary_weight
         self.reading: Reading = reading
+        self.warmup_power = warmup_power
+        self.level: Tensor
+        self._level_steps: Tensor
+        self.register_buffer("level", torch.zeros(()), persistent=warmup_power is not None)
+        self.register_buffer("_level_steps", torch.zeros(()), persistent=warmup_power is not None)
         self.check_finite = check_finite
+        self._num_batches = 0
+        self._last_was_warmup = False
         self.filtration = filtration
         self.weighting = weighting
         self.complementary = complementary
         self.rectification = rectification
+        if warmup_power is not None:
+            check_power(warmup_power)
+        for name in ("margin", "sharpness", "energy_weight", "complementary_weight"):
+            if not getattr(self, name) >= 0:  # NaN is refused as well
+                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
 
     def forward(self, logits: Tensor, *, warmup: bool = False, image_ids: Tensor | None = None) -> Terms:
         """The objective of one batch.
 
         Args:
-            warmup: the complementary loss alone. No pair is counted clean by it, so no hard negative is
-                left out; the statistics are reported all the same. Go on with it until the weights of clean
-                pairs, `weight_i2t[clean_t2i]`, are 2/3 on average: with much less, hard negatives are pushed
-                so much more than pairs are pulled that the model forgets what it has learnt.
-            image_ids: (b,) integers; pairs with equal numbers share their image and are not each other's
-                negatives.
+            warmup: the complementary loss alone. It treats no pair as clean, so no hard negative is excluded; the
+                statistics are reported all the same. `sremkit.WarmupMonitor` decides when it is over: when the mean
+                weight of clean pairs, `weight_i2t[clean_t2i]`, reaches 2/3. With much less, hard negatives are pushed
+                so much more than pairs are pulled that the model collapses.
+            image_ids: (b,) integers; pairs with equal numbers share their image and are not each other's negatives.
         """
-        self._check(logits, warmup, image_ids)
+        logits = as_logits(logits)
+        self._check_options(len(logits), warmup, image_ids)
+        if self.check_finite and not torch.compiler.is_compiling():
+            check_finite("logits", logits)
         with torch.autocast(device_type=logits.device.type, enabled=False):
-            logits = as_logits(logits)
             valid = None if image_ids is None else distinct_images(image_ids.to(logits.device))
-            return self._terms(logits, valid, warmup)
+            if warmup and self.warmup_power is not None and self.training:
+                self._update_level(logits, valid)
+            if self.reading == "printed":
+                terms = srem_reference(logits, self, warmup=warmup, image_ids=image_ids)
+            else:
+                terms = self._fused(logits, valid, warmup)
+        if self.check_finite and self.training and not torch.compiler.is_compiling():
+            self._check_usage(logits, terms, warmup)
+        return terms
+
+    def _check_usage(self, logits: Tensor, terms: Terms, warmup: bool) -> None:
+        """Warn of logits without a scale, and of a warm-up that ended too early, each once."""
+        self._num_batches += 1
+        message = unscaled_message(logits) if self._num_batches == SCALE_CHECK else ""
+        if self._last_was_warmup and not warmup and self.weighting:
+            message = message or early_end_message(terms)
+        self._last_was_warmup = warmup
+        if message:
+            warnings.warn(message, UserNotice, stacklevel=4)
+
+    def _fused(self, logits: Tensor, valid: Tensor | None, warmup: bool) -> Terms:
+        """The same as `srem_reference`, in a few passes over the logits with a gradient in closed form."""
+        if self.warmup_power is None:
+            return fused_srem(logits, valid, self._config(warmup))
+        logits = logits - self.level.to(logits.device)
+        if not warmup:
+            return fused_srem(logits, valid, self._config(warmup))
+        terms = fused_srem(logits.detach(), valid, self._config(warmup))
+        i2t, t2i = (generalized_cross_entropy(f, power=self.warmup_power, valid=valid) for f in (logits, logits.T))
+        return replace(terms, total=(i2t + t2i).mean())
+
+    @torch.no_grad()
+    def _update_level(self, logits: Tensor, valid: Tensor | None) -> None:
+        """Average the level over the last batches, in place and without synchronisation."""
+        if self.level.device != logits.device:
+            self.level, self._level_steps = self.level.to(logits.device), self._level_steps.to(logits.device)
+        self._level_steps.add_(1)
+        rate = self._level_steps.clamp_max(LEVEL_STEPS).reciprocal()
+        self.level.lerp_(logit_level(logits, valid=valid).to(self.level.dtype), rate)
 
     def from_embeddings(
         self,
@@ -109,61 +222,27 @@ class SREM(nn.Module):
         text_emb: Tensor,
         scale: Tensor | float,
         bias: Tensor | float = 0.0,
-        **options: Any,
+        *,
+        warmup: bool = False,
+        image_ids: Tensor | None = None,
     ) -> Terms:
-        """The objective of logits `scale * image_emb @ text_emb.T + bias`, formed in full float32.
+        """The objective of logits `scale * image_emb @ text_emb.T + bias`, computed in full float32.
 
         Args:
             image_emb, text_emb: (b, d), usually of unit length.
             scale, bias: numbers or scalar tensors, which may be learned.
-            options: `warmup` and `image_ids`, as for a call.
+            warmup, image_ids: as for `forward`.
         """
         image_emb, text_emb = as_embeddings(image_emb, text_emb)
         similarity = product(image_emb, text_emb.T)  # (b, b)
-        return self(scale * similarity + bias, **options)
+        terms: Terms = self(scale * similarity + bias, warmup=warmup, image_ids=image_ids)
+        return terms
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in SREM.__init__.__kwdefaults__ or {})
 
-    def _terms(self, logits: Tensor, valid: Tensor | None, warmup: bool) -> Terms:
-        plan = self._plan(warmup)
-        found, total = weighted_sum(logits, valid, plan)  # [eq:total] [eq:warmup]
-        terms = self._as_terms(found, total, warmup)
-        if self.complementary and self.reading == "printed":
-            printed_i2t = self._printed(logits, found.clean_i2t, valid, plan)
-            printed_t2i = self._printed(logits.T, found.clean_t2i, None if valid is None else valid.T, plan)
-            parts = {"complementary_i2t": printed_i2t.detach(), "complementary_t2i": printed_t2i.detach()}
-            total = total + plan.complementary_weight * (printed_i2t + printed_t2i)
-            return replace(terms, total=total, parts={**terms.parts, **parts})
-        return terms
-
-    def _as_terms(self, found: Outcome, total: Tensor, warmup: bool) -> Terms:
-        """What was found, without the terms that take no part."""
-        nothing = torch.zeros_like(found.ranking_i2t)
-        bounds = self.filtration and not warmup
-        parts = {
-            "ranking_i2t": nothing if warmup else found.ranking_i2t,
-            "ranking_t2i": nothing if warmup else found.ranking_t2i,
-            "energy_i2t": found.energy_bound_i2t if bounds else nothing,
-            "energy_t2i": found.energy_bound_t2i if bounds else nothing,
-            "complementary_i2t": found.complementary_i2t,
-            "complementary_t2i": found.complementary_t2i,
-        }
-        return Terms(
-            total=total,
-            parts=parts,
-            energy_i2t=found.energy_i2t,
-            energy_t2i=found.energy_t2i,
-            clean_i2t=found.clean_i2t,
-            clean_t2i=found.clean_t2i,
-            weight_i2t=found.weight_i2t,
-            weight_t2i=found.weight_t2i,
-            active_i2t=torch.zeros_like(found.active_i2t) if warmup else found.active_i2t,
-            active_t2i=torch.zeros_like(found.active_t2i) if warmup else found.active_t2i,
-        )
-
-    def _plan(self, warmup: bool) -> Plan:
-        return Plan(
+    def _config(self, warmup: bool) -> SREMConfig:
+        return SREMConfig(
             margin=self.margin,
             threshold=self.threshold,
             clean_margin=self.clean_margin,
@@ -175,68 +254,20 @@ class SREM(nn.Module):
             complementary_weight=1.0 if warmup else self.complementary_weight,
             filtration=self.filtration,
             weighting=self.weighting,
-            complementary=self.complementary and self.reading == "normalized",
-            exclude_used=not warmup,
+            complementary=self.complementary,
+            warmup=warmup,
         )
 
-    def _printed(self, logits: Tensor, clean: Tensor, valid: Tensor | None, plan: Plan) -> Tensor:
-        used = clean if plan.exclude_used else torch.zeros_like(clean)
-        return complementary(
-            logits, used, sharpness=plan.sharpness, offset=plan.offset, reading="printed", valid=valid
-        )
-
-    def _check(self, logits: Tensor, warmup: bool, image_ids: Tensor | None) -> None:
-        _check_tensor("logits", logits)
-        check_logits(logits)
-        self._check_options(len(logits), warmup, image_ids)
-        if self.check_finite and not torch.compiler.is_compiling() and not all_finite(logits):
-            raise ValueError(
-                "logits hold NaN or infinite values; look for a division by a zero norm, an overflow in half "
-                "precision or too high a learning rate (check_finite=False switches this check off)"
-            )
-
-    def _check_options(self, size: int, warmup: bool, image_ids: Tensor | None) -> None:
+    def _check_options(self, num_pairs: int, warmup: bool, image_ids: Tensor | None) -> None:
         if warmup and not self.complementary:
             raise ValueError(
-                "the warm-up is the complementary loss alone, and complementary=False switched it off; "
+                "the warm-up is the complementary loss alone, and complementary=False disables it; "
                 "train without a warm-up, or with the complementary loss"
             )
         if image_ids is None:
             return
-        _check_tensor("image_ids, integers,", image_ids)
-        if image_ids.shape != (size,):
+        check_tensor("image_ids, integers,", image_ids)
+        if image_ids.shape != (num_pairs,):
             raise ValueError(
-                f"image_ids must hold one number for each of the {size} pairs; "
-                f"got shape {tuple(image_ids.shape)}"
+                f"image_ids must hold one number for each of the {num_pairs} pairs; got shape {tuple(image_ids.shape)}"
             )
-
-
-def as_embeddings(image_emb: Tensor, text_emb: Tensor) -> tuple[Tensor, Tensor]:
-    """The checked embeddings in one format, float32 at least."""
-    _check_tensor("image_emb", image_emb)
-    _check_tensor("text_emb", text_emb)
-    if image_emb.ndim != 2 or image_emb.shape != text_emb.shape:
-        raise ValueError(
-            "image_emb and text_emb must both be (b, d), row i of each belonging to pair i; "
-            f"got {tuple(image_emb.shape)} and {tuple(text_emb.shape)}"
-        )
-    wide = torch.promote_types(torch.promote_types(image_emb.dtype, text_emb.dtype), torch.float32)
-    return image_emb.to(wide), text_emb.to(wide)
-
-
-def _check_tensor(name: str, value: object) -> None:
-    if not isinstance(value, Tensor):
-        given = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
-        raise TypeError(f"{name} must be a torch.Tensor, got {given}; make one with torch.as_tensor")
-
-
-def _check_positive(**settings: float) -> None:
-    for name, value in settings.items():
-        if not value >= 0:
-            raise ValueError(f"{name} must be 0 or more, got {value}")
-
-
-def all_finite(logits: Tensor) -> bool:
-    """One pass without a temporary matrix: a NaN or infinite entry shows in the least or the greatest."""
-    least, greatest = logits.detach().aminmax()
-    return bool((least.isfinite() & greatest.isfinite()).item())

@@ -1,1 +1,1 @@
-"""Single-file HTML reports: figures as inline SVG, pictures as data, nothing fetched from anywhere."""
+"""Single-file HTML reports: figures as inline SVG, images as data, nothing fetched from anywhere."""

@@ -29,8 +29,8 @@ def render(template: str, **context: Any) -> str:
     return environment.get_template(template).render(version=__version__, **context)
 
 
-def picture_uri(image: Image, *, side: int = 160) -> str:
-    """A picture as data, shrunk to at most `side` pixels, small enough to stand in a page by the dozen."""
+def image_uri(image: Image, *, side: int = 160) -> str:
+    """An image as data, shrunk to at most `side` pixels, small enough to stand in a page by the dozen."""
     small = image.convert("RGB")
     small.thumbnail((side, side))
     data = io.BytesIO()

@@ -17,7 +17,7 @@ COLUMNS = {
     "val/t2i/R@1": ("t2i R@1", lambda v: f"{v:.1f}"),
     "selected_i2t": ("selected (image)", lambda v: f"{100 * v:.1f} %"),
     "selected_t2i": ("selected (text)", lambda v: f"{100 * v:.1f} %"),
-    "selected_wrong": ("wrong among selected", lambda v: f"{100 * v:.2f} %"),
+    "selected_wrong": ("mismatched among selected", lambda v: f"{100 * v:.2f} %"),
     "noisy_gradient_ratio": ("noisy gradients", lambda v: f"{100 * v:.2f} %"),
     "time/train_seconds": ("seconds", lambda v: f"{v:.1f}"),
 }
@@ -34,8 +34,8 @@ def write_run_report(folder: RunFolder) -> None:
     page = render(
         "run.html",
         title=record["recipe"],
-        lead=f"{record['pairs']:,} training pairs, {100 * noise['rate']:.1f} % of them made wrong (per "
-        f"{noise['protocol']}, index {noise['hash']}); seed {record['seed']}, single model.",
+        lead=f"{record['pairs']:,} training pairs, {100 * noise['rate']:.1f} % of them mismatched by injected noise "
+        f"(per {noise['protocol']}, index {noise['hash']}); seed {record['seed']}, single model.",
         figures=run_figures(history),
         columns=[COLUMNS[key][0] for key in shown],
         rows=[[COLUMNS[key][1](row[key]) if key in row else "" for key in shown] for row in history],
@@ -57,16 +57,14 @@ def run_figures(history: list[dict[str, Any]]) -> list[str]:
         drawn.append(figures.curves(recall, xlabel="epoch", ylabel="R_sum", title="Recall"))
     losses = [key for key in history[-1] if not key.startswith(NOT_LOSSES)]
     parts = {key: points(key) for key in losses[:5]}
-    drawn.append(
-        figures.curves(parts, xlabel="epoch", ylabel="mean over batches", title="Loss and its parts")
-    )
+    drawn.append(figures.curves(parts, xlabel="epoch", ylabel="mean over batches", title="Loss and its parts"))
     shares = {
         "selected (image)": points("selected_i2t", 100),
         "selected (text)": points("selected_t2i", 100),
-        "wrong among selected": points("selected_wrong", 100),
+        "mismatched among selected": points("selected_wrong", 100),
         "noisy gradients": points("noisy_gradient_ratio", 100),
     }
     shares = {name: line for name, line in shares.items() if line}
     if shares:
-        drawn.append(figures.curves(shares, xlabel="epoch", ylabel="per cent", title="What it learns from"))
+        drawn.append(figures.curves(shares, xlabel="epoch", ylabel="per cent", title="Selected pairs"))
     return drawn

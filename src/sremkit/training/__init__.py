@@ -1,1 +1,1 @@
-"""The loop, checkpoints and run records. Runs a method, never names one."""
+"""The training loop: steps, schedule, checkpoints, metrics and reporters. It runs a method and never names one."""

@@ -1,53 +1,120 @@
-"""One batch over several processes: every process sees the logits of the joined batch.
+"""Training in several processes: every process computes the loss of the joined batch.
 
-Each process encodes its own share of the pairs. Texts are gathered with gradient, each process compares
-its images with all texts, and the rows are gathered to the full matrix, on which every process computes
-the same loss. Summing the parameters' gradients over processes then gives exactly the gradient that one
-process would have had on the joined batch.
+Each process encodes its own share of the pairs. Texts are gathered with gradient, each process compares its images with
+all texts, and the rows are gathered to the full matrix, on which every process computes the same loss. Summing the
+gradients of the parameters over processes then gives exactly the gradient of one process on the joined batch.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from sremkit.config.recipes import DEVICE_NAMES, DEVICES
 from sremkit.data.batch import Batch
+from sremkit.errors import UserError
+from sremkit.extras import require
 from sremkit.models.matcher import Encoded, Matcher
-from sremkit.objectives.processes import gather_rows, lengths_of_all
+from sremkit.objectives.gather import gather_lengths, gather_rows
+from sremkit.training.diagnostics import StoppedError
 
 
-class JoinedMatcher(nn.Module):
-    """A matcher whose logits cover the pairs of all processes, in the order of their ranks."""
+@dataclass(frozen=True)
+class Process:
+    """This process among those that train together."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes files and prints."""
+        return self.rank == 0
+
+
+def this_process(device: str = "auto") -> Process:
+    """Rank, number of processes and device; joins the process group if there is one (torchrun, accelerate)."""
+    _check_device(device)
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        return Process(rank=0, world=1, device=torch.device(device))
+    accelerate = require("accelerate", extra="train", purpose="train in several processes")
+    state = accelerate.PartialState(cpu=device == "cpu" or not torch.cuda.is_available())
+    return Process(rank=state.process_index, world=state.num_processes, device=state.device)
+
+
+@contextmanager
+def process_group(device: str = "auto") -> Iterator[Process]:
+    """This process in its process group, which is destroyed at the end.
+
+    The threads of the collectives must end before the interpreter does: one that releases a Python object later aborts
+    the process, after all its work is done. So all processes wait for the slowest, also after a requested stop.
+    """
+    try:
+        try:
+            yield this_process(device)
+        except StoppedError:
+            _barrier()
+            raise
+        _barrier()
+    finally:
+        if dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _barrier() -> None:
+    if dist.is_available() and dist.is_initialized():
+        dist.barrier()
+
+
+def _check_device(device: str) -> None:
+    """Refuse a device that does not exist, before anything is read or built for it."""
+    if not DEVICES.fullmatch(device):
+        raise UserError(f"there is no device called '{device}'; choose {DEVICE_NAMES}")
+    instead = "use the CPU: training.device=cpu, or --device cpu in an evaluation"
+    if device == "mps" and not torch.backends.mps.is_available():
+        raise UserError(f"the device 'mps' was chosen, but no MPS device was found; {instead}")
+    if not device.startswith("cuda"):
+        return
+    if not torch.cuda.is_available():
+        raise UserError(f"the device '{device}' was chosen, but no CUDA device was found; {instead}")
+    count, number = torch.cuda.device_count(), int(device.partition(":")[2] or 0)
+    if number >= count:
+        raise UserError(
+            f"the device '{device}' was chosen, but there are {count} CUDA devices, from cuda:0 to cuda:{count - 1}"
+        )
+
+
+class JointForward:
+    """The forward pass whose logits cover the pairs of all processes, in the order of their ranks."""
 
     def __init__(self, matcher: Matcher) -> None:
-        super().__init__()
         self.matcher = matcher
-        self.extra: dict[str, Tensor] = {}
-        for part in matcher.modules():
-            if hasattr(part, "add_up"):  # batch statistics are those of the joined batch too
-                part.add_up = add_up  # type: ignore[assignment]
+        for module in matcher.modules():
+            if hasattr(module, "all_reduce"):  # batch statistics are those of the joined batch
+                module.all_reduce = all_reduce_sum  # type: ignore[assignment]
 
-    def forward(self, batch: Batch) -> Tensor:
+    def __call__(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         images, texts = self.matcher.encode(batch)
-        # A mean over the own pairs, weighted by their share, so that the sum over processes is the joint mean:
-        # that of the gradients, and, by `sum_of_all`, that of the numbers.
+        # Means over the own pairs, weighted by their share, so that the sum over processes is the mean over all.
         share = len(images) / len(batch)
-        self.extra = {name: share * loss for name, loss in self.matcher.extra_losses(batch, images).items()}
+        losses = {name: share * loss for name, loss in self.matcher.extra_losses(batch, images).items()}
         own_rows = self.matcher.compare(images, gather_encoded(texts))  # (b of this process, b of all)
-        return gather_replicated(own_rows)
+        return gather_replicated(own_rows), losses
 
 
 def join_ids(batch: Batch) -> Batch:
-    """The batch with the pair and image numbers of all processes; features stay this process's own."""
-    sizes = lengths_of_all(len(batch), batch.pair_id.device)
-    return replace(
-        batch,
-        pair_id=gather_rows(batch.pair_id, sizes),
-        image_id=gather_rows(batch.image_id, sizes),
-    )
+    """The batch with the pair and image numbers of all processes; features stay those of this process."""
+    sizes = gather_lengths(len(batch), batch.pair_id.device)
+    return replace(batch, pair_id=gather_rows(batch.pair_id, sizes), image_id=gather_rows(batch.image_id, sizes))
 
 
 def gather_encoded(encoded: Encoded) -> Encoded:
@@ -64,11 +131,9 @@ def gather_encoded(encoded: Encoded) -> Encoded:
         if local and longest is not None and t.shape[1] < longest:
             padding = t.new_zeros((t.shape[0], longest - t.shape[1], *t.shape[2:]))
             t = torch.cat([t, padding], dim=1)
-        return (
-            _GatherAndReduce.apply(t)
-            if t.is_floating_point()
-            else gather_rows(t, lengths_of_all(len(t), t.device))
-        )
+        if t.is_floating_point():
+            return _GatherAndReduce.apply(t)
+        return gather_rows(t, gather_lengths(len(t), t.device))
 
     return Encoded(
         local=gathered(encoded.local, local=True),
@@ -82,29 +147,22 @@ def gather_replicated(rows: Tensor) -> Tensor:
     return _GatherReplicated.apply(rows)
 
 
-def add_up(own: Tensor) -> Tensor:
+def all_reduce_sum(own: Tensor) -> Tensor:
     """The sum over all processes, with gradient."""
-    return _Sum.apply(own)
+    return _AllReduceSum.apply(own)
 
 
-def sum_of_all(own: Tensor) -> Tensor:
-    """The sum over all processes, a number to be told, without gradient."""
-    total = own.detach().clone()
-    dist.all_reduce(total)
-    return total
-
-
-def any_of_all(own: bool, *, world: int, device: torch.device) -> bool:
-    """Whether it is so in any process; all of them get the same answer, and wait for it."""
+def all_reduce_max(own: int, *, world: int, device: torch.device) -> int:
+    """The largest value of all processes."""
     if world == 1:
         return own
-    answer = torch.tensor(int(own), device=device)
-    dist.all_reduce(answer, dist.ReduceOp.MAX)
-    return bool(answer)
+    largest = torch.tensor(own, device=device)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return int(largest)
 
 
-def sum_gradients(parameters: list[nn.Parameter]) -> None:
-    """Add up the gradients of all processes; a parameter unused here still takes part."""
+def all_reduce_gradients(parameters: list[nn.Parameter]) -> None:
+    """Sum the gradients over all processes; an unused parameter has a gradient of 0."""
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
@@ -112,44 +170,45 @@ def sum_gradients(parameters: list[nn.Parameter]) -> None:
 
 
 class _GatherAndReduce(torch.autograd.Function):
-    """All processes' tensors. Backward: each process's gradients are summed and sent back to the owner."""
+    """Tensors of all processes. Backward: the gradients of all processes are summed and returned to the owner."""
 
     @staticmethod
     def forward(ctx, own: Tensor) -> Tensor:
-        ctx.sizes = lengths_of_all(len(own), own.device)
+        ctx.sizes = gather_lengths(len(own), own.device)
         return gather_rows(own, ctx.sizes)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> Tensor:
-        gradient = gradient.contiguous()
-        dist.all_reduce(gradient)
-        return gradient.split(ctx.sizes)[dist.get_rank()]
+        return _summed(gradient).split(ctx.sizes)[dist.get_rank()]
 
 
-class _Sum(torch.autograd.Function):
-    """The sum over processes. Backward: a process's term acts on every process, so their gradients add up."""
+class _AllReduceSum(torch.autograd.Function):
+    """The sum over processes. Backward: each term acts on every process, so the gradients are summed."""
 
     @staticmethod
     def forward(ctx, own: Tensor) -> Tensor:
-        total = own.detach().clone()
-        dist.all_reduce(total)
-        return total
+        return _summed(own.detach())
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> Tensor:
-        gradient = gradient.contiguous().clone()
-        dist.all_reduce(gradient)
-        return gradient
+        return _summed(gradient)
 
 
 class _GatherReplicated(torch.autograd.Function):
-    """All processes' rows. Backward: the own slice, since every process has the same gradient already."""
+    """Rows of all processes. Backward: the own slice, since every process has the same gradient already."""
 
     @staticmethod
     def forward(ctx, own: Tensor) -> Tensor:
-        ctx.sizes = lengths_of_all(len(own), own.device)
+        ctx.sizes = gather_lengths(len(own), own.device)
         return gather_rows(own, ctx.sizes)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> Tensor:
         return gradient.split(ctx.sizes)[dist.get_rank()].contiguous()
+
+
+def _summed(own: Tensor) -> Tensor:
+    """A new tensor: the collective works in place, and autograd may share an incoming gradient."""
+    total = own.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total)
+    return total

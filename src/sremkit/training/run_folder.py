@@ -6,24 +6,36 @@ import json
 import platform
 import shutil
 import sys
+import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sremkit.errors import UserError
+from sremkit.config.recipes import Recipe, load_recipe
+from sremkit.config.settings import SettingsError
+from sremkit.errors import DataError, UserError, UserNotice
+from sremkit.io import PARTIAL, atomic_write, check_version, read_bytes, read_json, try_lock
 from sremkit.training.checkpoint import (
     CheckpointError,
-    is_valid,
+    DamagedCheckpointError,
+    prefixed,
     read_checkpoint,
-    replace_file,
+    remove_checkpoint,
+    without_prefix,
     write_checkpoint,
 )
 from sremkit.version import __version__
 
+VERSION = 2  # of the folder; 0.1 wrote none
 KEPT_CHECKPOINTS = 2
+
+
+class DamagedWarning(UserNotice):
+    """A part of a run's folder that is damaged and left out; the message says what is used instead."""
 
 
 class RunFolder:
@@ -32,11 +44,12 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.config = self.path / "config.toml"
+        self.facts = self.path / "run.json"  # the version of the folder
         self.record = self.path / "record.json"
         self.metrics = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.statistics = self.path / "statistics"
-        self.events = self.path / "tensorboard"
+        self.tracking = self.path / "tracking.json"  # the experiment trackers, and what they need to go on
         self.report = self.path / "report.html"
 
     @classmethod
@@ -45,7 +58,8 @@ class RunFolder:
         folder = cls(path)
         folder.refuse_existing()
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
-        replace_file(folder.config, config)
+        folder._write_facts(config)
+        atomic_write(folder.config, config)
         return folder
 
     def refuse_existing(self) -> None:
@@ -62,7 +76,27 @@ class RunFolder:
         folder = cls(path)
         if not folder.config.exists():
             raise UserError(f"{folder.path} holds no run (there is no config.toml in it)")
+        folder._check_facts()
         return folder
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Inside, no other process may train into this folder; a second one is refused."""
+        if not self.facts.exists():  # of 0.1; what is written from here on is of this version
+            self._write_facts(self.config.read_text(encoding="utf-8"))
+        with self.facts.open("r+") as file:
+            if not try_lock(file):
+                raise UserError(
+                    f"another process trains in {self.path}; wait for it, or name another folder with --out"
+                )
+            yield
+
+    def recipe(self) -> Recipe:
+        """The resolved recipe of the run; settings may have the names of an earlier version."""
+        try:
+            return load_recipe(self.config, warn_renamed=False)
+        except SettingsError as problem:
+            raise UserError(f"{self.config}: {problem}; if it was damaged, copy the run again") from problem
 
     def is_finished(self) -> bool:
         """Whether the run came to its end: its report is written last."""
@@ -72,21 +106,20 @@ class RunFolder:
         """A run that failed before its first checkpoint leaves nothing that could be gone on with."""
         if not self._steps() and not self.read_metrics():
             self.config.unlink(missing_ok=True)
+            self.tracking.unlink(missing_ok=True)
+            self.facts.unlink(missing_ok=True)
 
     def save_step(self, step: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Write the state after `step` updates and drop all but the newest checkpoints."""
         write_checkpoint(self.checkpoints / f"step-{step:08d}", tensors, facts)
         for old in self._steps()[:-KEPT_CHECKPOINTS]:
-            shutil.rmtree(old)
-        for leftover in self.checkpoints.glob(".partial-*"):
+            remove_checkpoint(old)
+        for leftover in self.checkpoints.glob(f"{PARTIAL}*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
     def latest_step(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The newest complete checkpoint, or None at the very beginning."""
-        for folder in reversed(self._steps()):
-            if is_valid(folder):
-                return read_checkpoint(folder)
-        return None
+        """The newest undamaged checkpoint, or None at the very beginning."""
+        return self._newest("step-*")
 
     def save_best(self, step: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Write the best model so far; the one before it stays until the new one is complete."""
@@ -94,46 +127,134 @@ class RunFolder:
         write_checkpoint(new, tensors, facts)
         for old in self.checkpoints.glob("best-*"):
             if old != new:
-                shutil.rmtree(old)
+                remove_checkpoint(old)
 
     def best(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The model with the best validation result."""
-        for folder in sorted(self.checkpoints.glob("best-*"), reverse=True):
-            if is_valid(folder):
-                return read_checkpoint(folder)
-        raise CheckpointError(
-            f"{self.path} holds no model yet; train it with `srem train --resume {self.path}`"
-        )
+        """The model with the best validation result; if it is damaged, that of the newest checkpoint."""
+        try:
+            found = self._newest("best-*")
+        except CheckpointError as problem:
+            if (saved := self.latest_step()) is None:
+                raise
+            tensors, facts = saved
+            used = "so the model of the last checkpoint is used instead of the best one"
+            warnings.warn(f"{str(problem).split(';')[0]}, {used}", DamagedWarning, stacklevel=2)
+            evaluated = without_prefix("ema", tensors) or without_prefix("model", tensors)
+            return prefixed("model", evaluated), facts
+        if found is None:
+            raise CheckpointError(f"{self.path} holds no model yet; train it with `srem train --resume {self.path}`")
+        return found
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         with self.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        return list(self._rows())
+        """The rows of the finished epochs.
+
+        A half-written last line, where the process ended in it, is left out; so are damaged lines, with a warning.
+        """
+        rows, damaged = [], []
+        *lines, last = read_bytes(self.metrics).split(b"\n") if self.metrics.exists() else [b""]
+        for number, line in enumerate([*lines, *([last] if _is_row(last) else [])], start=1):
+            if _is_row(line):
+                rows.append(json.loads(line))
+            elif line.strip():
+                damaged.append(number)
+        if damaged:
+            numbers = ", ".join(map(str, damaged[:10]))
+            warnings.warn(
+                f"{self.metrics}: line {numbers} cannot be read and is left out; the other epochs are used",
+                DamagedWarning,
+                stacklevel=2,
+            )
+        return rows
 
     def forget_metrics_from(self, epoch: int) -> None:
         """Drop rows that a run resumed in this epoch is going to write again, and a half-written last line."""
-        kept = [row for row in self._rows() if row["epoch"] < epoch]
-        replace_file(self.metrics, "".join(json.dumps(row) + "\n" for row in kept))
+        kept = [row for row in self.read_metrics() if row["epoch"] < epoch]
+        atomic_write(self.metrics, "".join(json.dumps(row) + "\n" for row in kept))
 
     def write_record(self, record: dict[str, Any]) -> None:
-        replace_file(self.record, json.dumps(record, indent=2) + "\n")
+        atomic_write(self.record, json.dumps(record, indent=2) + "\n")
 
     def read_record(self) -> dict[str, Any]:
-        return json.loads(self.record.read_text(encoding="utf-8")) if self.record.exists() else {}
+        """The record; empty if there is none yet."""
+        if not self.record.exists():
+            return {}
+        remedy = f"`srem train --resume {self.path}` writes it again"
+        try:
+            record = read_json(self.record)
+        except DataError as cause:
+            raise DataError(f"{cause}; {remedy}") from cause
+        if not _is_record(record):
+            raise DataError(f"{self.record} is damaged: its keys are not those of a record; {remedy}")
+        return record
 
-    def _rows(self) -> Iterator[dict[str, Any]]:
-        if not self.metrics.exists():
+    def _write_facts(self, config: str) -> None:
+        facts = {"version": VERSION, "sremkit": __version__, "config_lines": len(config.splitlines())}
+        atomic_write(self.facts, json.dumps(facts) + "\n")
+
+    def _check_facts(self) -> None:
+        """Refuse a folder of a newer version, and one whose configuration was cut off: its defaults would be used."""
+        if not self.facts.exists():  # of 0.1
             return
-        for line in self.metrics.read_text(encoding="utf-8").splitlines():
+        facts = read_json(self.facts)
+        if not isinstance(facts, dict) or not isinstance(facts.get("config_lines"), int):
+            raise DataError(f"{self.facts} is damaged; remove it if config.toml is complete, or copy the run again")
+        check_version(facts.get("version", 0), newest=VERSION, where=self.facts)
+        lines = len(read_bytes(self.config).splitlines())
+        if lines < facts["config_lines"]:
+            raise DataError(
+                f"{self.config} has {lines} lines of {facts['config_lines']}: it was cut off; copy the run again, or "
+                "complete it"
+            )
+
+    def _newest(self, pattern: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """The newest undamaged checkpoint with such a name; None if there is none of that name."""
+        found = sorted(self.checkpoints.glob(pattern), reverse=True)
+        damaged: list[str] = []
+        for folder in found:
             try:
-                yield json.loads(line)
-            except ValueError:
-                return  # the process ended in the middle of this line
+                saved = read_checkpoint(folder)
+            except DamagedCheckpointError as problem:
+                damaged.append(f"{folder} is damaged ({problem.reason})")
+                continue
+            for sentence in damaged:
+                warnings.warn(f"{sentence}; {folder.name} is used instead", DamagedWarning, stacklevel=3)
+            return saved
+        if damaged:
+            raise CheckpointError(f"{'; '.join(damaged)}; copy the run again, or train in another folder")
+        return None
 
     def _steps(self) -> list[Path]:
         return sorted(self.checkpoints.glob("step-*"))
+
+
+def _is_row(line: bytes) -> bool:
+    """Whether a line is a row of the metrics: a table of numbers with the number of its epoch."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    is_table = isinstance(row, dict) and all(isinstance(value, int | float) for value in row.values())
+    return is_table and type(row.get("epoch")) is int
+
+
+def _is_record(record: Any) -> bool:
+    """Whether what is read of a record has the types that it was written with."""
+    if not isinstance(record, dict):
+        return False
+    noise = record.get("noise")
+    keys = {"protocol": str, "rate": float, "hash": str}
+    return (
+        isinstance(noise, dict)
+        and all(isinstance(noise.get(key), kind) for key, kind in keys.items())
+        and all(
+            isinstance(record.get(key, 0), int | float) for key in ("seconds", "peak_memory_mb", "best_rsum", "pairs")
+        )
+        and isinstance(record.get("recipe", ""), str)
+    )
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:

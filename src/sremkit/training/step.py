@@ -1,93 +1,208 @@
-"""One step of the optimiser, from a batch to changed weights."""
+"""One step of the optimizer, from a batch to updated weights: forward pass, loss, backward pass, update, average.
+
+The forward pass is plain, compiled, with gradient caching, or joined over processes (`training/distributed.py`).
+"""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
+from sremkit.config.recipes import Precision, TrainingSettings
 from sremkit.data.batch import Batch
+from sremkit.errors import UserError
 from sremkit.methods import Method
-from sremkit.models.matcher import Matcher
+from sremkit.models.matcher import Encoded, Matcher
+from sremkit.models.regional_compile import compile_around_kernels
 from sremkit.objectives import Loss
-from sremkit.recipes import Precision, TrainingSettings
-from sremkit.training.distributed import join_ids, sum_gradients, sum_of_all
-from sremkit.training.scorers import scorer_for
+from sremkit.training.distributed import JointForward, all_reduce_gradients, all_reduce_sum, join_ids
 
 
 @dataclass(frozen=True)
-class StepOutcome:
-    """What a step leaves behind for those who watch: numbers, from which no gradient can be asked any more."""
+class StepResult:
+    """The result of a step for metrics and observers; all tensors are detached."""
 
-    batch: Batch  # on the device, with the pairs of all processes
-    loss: Tensor  # that of all processes, as are the backbone's own
-    terms: Loss
-    extra: dict[str, Tensor]  # the backbone's own losses
+    batch: Batch  # on the device, with the pair numbers of all processes
+    total: Tensor  # the loss of all processes, with the backbone's own losses
+    loss: Loss  # of the method
+    extra_losses: dict[str, Tensor]  # the backbone's own
     pull: Tensor | None  # (b,) how strongly each given pair was pulled together
 
 
 class OptimizerStep:
-    """Loss, gradients, clipping and the update; nothing in it waits for the device, unless the method does.
+    """Forward pass, loss, backward pass, gradient clipping and update, without synchronisation of the device.
 
     Args:
-        world: how many processes share a batch.
+        world: number of processes that share a batch.
     """
 
     def __init__(
-        self,
-        matcher: Matcher,
-        method: Method,
-        settings: TrainingSettings,
-        *,
-        device: torch.device,
-        world: int = 1,
+        self, matcher: Matcher, method: Method, settings: TrainingSettings, *, device: torch.device, world: int = 1
     ) -> None:
         self.matcher = matcher
         self.method = method
         self.settings = settings
         self.device = device
         self.world = world
-        self.scorer = scorer_for(matcher, settings, world=world)
+        self.forward = build_forward(matcher, settings, world=world)
         self.optimizer = torch.optim.Adam(
             matcher.parameters(),
             lr=settings.learning_rate,
             weight_decay=settings.weight_decay,
             fused=True,
-            capturable=settings.recorded,
+            capturable=settings.cuda_graphs,
         )
 
-    def __call__(self, batch: Batch, *, warmup: bool, full_precision: bool = False) -> StepOutcome:
+    def __call__(self, batch: Batch, *, warmup: bool, precision: Precision | None = None) -> StepResult:
+        """Train on one batch, in the precision of the settings unless another one is given."""
         if self.world > 1:
             batch = join_ids(batch)
         self.matcher.train()
-        with number_format("float32" if full_precision else self.settings.precision, self.device):
-            terms = self.method.loss(self.scorer, batch, warmup=warmup)
-        extra = self.scorer.take_extra()
-        loss = terms.total + sum(extra.values())
+        with autocast(precision or self.settings.precision, self.device):
+            loss = self.method.loss(self.forward, batch, warmup=warmup)
+        extra = self.forward.pop_extra_losses()
+        total = loss.total + sum(extra.values())
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        total.backward()
         if self.world > 1:
-            sum_gradients(list(self.matcher.parameters()))
-            extra = {name: sum_of_all(share) for name, share in extra.items()}
-            loss = terms.total + sum(extra.values())
+            all_reduce_gradients(list(self.matcher.parameters()))
+            extra = {name: all_reduce_sum(own.detach()) for name, own in extra.items()}
+            total = loss.total + sum(extra.values())
         for network in self.matcher.networks():
-            torch.nn.utils.clip_grad_norm_(network.parameters(), self.settings.clip)
+            torch.nn.utils.clip_grad_norm_(network.parameters(), self.settings.max_grad_norm)
         self.optimizer.step()
-        # Nothing of the graph is handed on: a recording would keep it, and with it the stream of every gradient.
-        terms = replace(terms, total=terms.total.detach())
+        # Detached: a CUDA graph would keep the autograd graph, and with it the streams of all gradients.
+        loss = replace(loss, total=loss.total.detach())
         extra = {name: own.detach() for name, own in extra.items()}
-        return StepOutcome(batch, loss.detach(), terms, extra, self.scorer.take_pull())
+        return StepResult(batch, total.detach(), loss, extra, self.forward.pop_pull())
 
-    def precision(self) -> torch.autocast:
-        """The number format of this training, for products outside of steps too."""
-        return number_format(self.settings.precision, self.device)
+    def autocast(self) -> torch.autocast:
+        """The precision of this training, for scoring outside of steps."""
+        return autocast(self.settings.precision, self.device)
 
 
-def number_format(precision: Precision, device: torch.device) -> torch.autocast:
-    """Half precision inside the block if that was chosen; else products are what they are in this process.
+def autocast(precision: Precision, device: torch.device) -> torch.autocast:
+    """bfloat16 autocast if that is the precision.
 
-    Without a memory of weights in half precision: inside of another region of this kind it would outlive a step, and
-    steps would go on from the first weights; and a recording must not hold it.
+    `cache_enabled=False`: cached bfloat16 weights would survive `optimizer.step()` under an enclosing autocast, and
+    CUDA graphs must not hold them.
     """
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
+
+
+def build_forward(matcher: Matcher, settings: TrainingSettings, *, world: int) -> TrackedForward:
+    """The forward pass for these settings and this number of processes."""
+    if world > 1 and len(matcher.networks()) > 1:
+        raise UserError("a method that trains two networks works in one process; start it without torchrun")
+    if settings.compile and (world > 1 or settings.grad_cache_chunk_size is not None):
+        raise UserError("training.compile works in one process, without training.grad_cache_chunk_size; leave it out")
+    if settings.grad_cache_chunk_size is not None:
+        if world > 1 or len(matcher.networks()) > 1:
+            raise UserError(
+                "training.grad_cache_chunk_size works with one network in one process; use smaller batches instead"
+            )
+        return TrackedForward(GradCacheForward(matcher, settings.grad_cache_chunk_size))
+    if world > 1:
+        return TrackedForward(JointForward(matcher))
+    if settings.compile and not compile_around_kernels(matcher):
+        return TrackedForward(torch.compile(matcher.logits_and_losses))
+    return TrackedForward(matcher.logits_and_losses)
+
+
+class TrackedForward:
+    """Keeps what a step needs of the last forward pass: the backbone's own losses, and the logits for their gradient.
+
+    Args:
+        compute: the logits of a batch, and the backbone's own losses.
+    """
+
+    def __init__(self, compute: Callable[[Batch], tuple[Tensor, dict[str, Tensor]]]) -> None:
+        self._compute = compute
+        self._logits: Tensor | None = None
+        self._extra_losses: dict[str, Tensor] = {}
+
+    def __call__(self, batch: Batch) -> Tensor:
+        logits, self._extra_losses = self._compute(batch)
+        if logits.requires_grad:
+            logits.retain_grad()
+            self._logits = logits
+        return logits
+
+    def pop_extra_losses(self) -> dict[str, Tensor]:
+        """The backbone's own losses of the last call, which are released here."""
+        losses, self._extra_losses = self._extra_losses, {}
+        return losses
+
+    def pop_pull(self) -> Tensor | None:
+        """How strongly the last backward pass pulled each given pair together: max(0, -dL/dF_ii), (b,).
+
+        The sum of two networks. None where the method computed no logits by this forward pass.
+        """
+        logits, self._logits = self._logits, None
+        if logits is None or logits.grad is None:
+            return None
+        pull = (-logits.grad.diagonal(dim1=-2, dim2=-1)).clamp_min(0)  # (b,) or (2, b)
+        return pull if pull.ndim == 1 else pull.sum(dim=0)
+
+
+class GradCacheForward:
+    """Gradient caching for dual encoders: encodes in chunks, compares the whole batch.
+
+    Gradient accumulation would reduce the number of negatives. Here every pair is compared with all others: a chunk's
+    activations are discarded after encoding and recomputed, with the same random numbers, in the backward pass.
+    """
+
+    def __init__(self, matcher: Matcher, chunk_size: int) -> None:
+        if any(hasattr(module, "running_mean") for module in matcher.modules()):
+            raise UserError(
+                f"'{matcher.name}' normalises by batch statistics, which a chunk would change; "
+                "training.grad_cache_chunk_size is for backbones without them, such as 'dual' and 'clip'"
+            )
+        self.matcher = matcher
+        self.chunk_size = chunk_size
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        chunks = [batch[start : start + self.chunk_size] for start in range(0, len(batch), self.chunk_size)]
+        images = self._encode(self.matcher.encode_images, chunks)
+        texts = self._encode(self.matcher.encode_texts, chunks)
+        return self.matcher.compare(images, texts), {}
+
+    def _encode(self, encode: Callable[[Batch], Encoded], chunks: list[Batch]) -> Encoded:
+        def pooled(chunk: Batch) -> Tensor:
+            encoded = encode(chunk)
+            if encoded.local is not None or encoded.pooled is None:
+                raise UserError(
+                    "training.grad_cache_chunk_size saves memory only where images and texts are compared as vectors; "
+                    f"'{self.matcher.name}' compares words with regions, which takes most of its memory: "
+                    "lower training.batch_size instead"
+                )
+            return encoded.pooled
+
+        return Encoded(pooled=torch.cat([checkpoint(pooled, chunk, use_reentrant=False) for chunk in chunks]))
+
+
+class EMA:
+    """A second model whose weights are an exponential moving average, with a decay that rises over the first steps.
+
+        ema <- d ema + (1 - d) weights,  d = min(decay, (1 + step) / (10 + step))
+
+    `torch.optim.swa_utils.AveragedModel` copies the weights at the first update and compares its counter, a tensor,
+    with 0 in each one, which on a GPU waits for the device. This version does neither.
+    """
+
+    def __init__(self, matcher: Matcher, decay: float) -> None:
+        self.decay = decay
+        self.matcher = copy.deepcopy(matcher).eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def update(self, matcher: Matcher, step: int) -> None:
+        """Update after step number `step`, counted from 1; buffers are copied."""
+        weight = 1 - min(self.decay, (1 + step) / (10 + step))
+        torch._foreach_lerp_(list(self.matcher.parameters()), list(matcher.parameters()), weight)
+        for average, current in zip(self.matcher.buffers(), matcher.buffers(), strict=True):
+            average.copy_(current)

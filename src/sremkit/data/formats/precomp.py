@@ -1,21 +1,21 @@
-"""Precomputed features as the field shares them: `{split}_ims.npy` beside `{split}_caps.txt`."""
+"""Precomputed features in the layout of the published datasets: `{split}_ims.npy` and `{split}_caps.txt`."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from sremkit.data.features import MappedFeatures
-from sremkit.data.formats import FORMATS
-from sremkit.data.pairs import OnError, Pairs, Problems
-from sremkit.data.splits import choose_split
-from sremkit.data.text_files import read_lines
+from sremkit.data.features import MappedFeatures, open_npy
+from sremkit.data.format_utils import OnError, Problems, choose_split, read_lines
+from sremkit.data.formats import EXAMPLE_TEXTS, FORMATS
+from sremkit.data.pairs import Pairs
 from sremkit.errors import DataError
 
 FEATURE_ENDINGS = ("_ims.npy", "_feat.npy")
 CAPTION_ENDINGS = ("_caps.txt", "_caps.tsv")
-USUAL_REPETITION = 5
+COMMON_REPETITION = 5
 SAMPLED_GROUPS = 32
 
 
@@ -23,8 +23,8 @@ SAMPLED_GROUPS = 32
 class Precomp:
     """Folder of {split}_ims.npy (or _feat.npy) and {split}_caps.txt (or .tsv: image id, caption).
 
-    Captions k*i to k*i+k-1 belong to image row i. A file with as many rows as captions is either 1:1 or
-    has every row repeated five times, as dev and test files usually do; the rows themselves tell which.
+    Captions k*i to k*i+k-1 belong to image row i. A file with as many rows as captions is either 1:1 or repeats every
+    row five times, as dev and test files usually do; this is found by comparing rows.
     """
 
     @staticmethod
@@ -32,13 +32,11 @@ class Precomp:
         return path.is_dir() and bool(_splits(path))
 
     @staticmethod
-    def read(
-        path: Path, *, split: str, on_error: OnError = "raise", captions_per_image: int | None = None
-    ) -> Pairs:
-        """Read one split; images keep their numbers whatever is skipped.
+    def read(path: Path, *, split: str, on_error: OnError = "raise", captions_per_image: int | None = None) -> Pairs:
+        """Read one split; skipped captions do not change the numbers of images.
 
         Args:
-            captions_per_image: instead of finding it out from the numbers of rows and captions.
+            captions_per_image: by default found from the numbers of rows and captions.
         """
         problems = Problems(on_error)
         found = choose_split(split, _splits(path), path)
@@ -48,12 +46,9 @@ class Precomp:
         features = MappedFeatures(features_path)
         per_image = _captions_per_image(features, captions_path, captions, captions_per_image)
         num_images = len(captions) // per_image
-        if (
-            num_images != features.num_file_rows
-        ):  # every row is repeated: the first of each group stands for it
-            features = MappedFeatures(
-                features_path, row_of_item=np.arange(0, features.num_file_rows, per_image)
-            )
+        if num_images != features.num_file_rows:  # rows are repeated: use the first of each group
+            first_rows = np.arange(0, features.num_file_rows, per_image)
+            features = MappedFeatures(features_path, row_of_item=first_rows)
         kept = _not_empty(captions_path, captions, problems)
         return Pairs(
             name=path.name,
@@ -66,9 +61,15 @@ class Precomp:
             skipped=problems.skipped(),
         )
 
+    @staticmethod
+    def example(folder: Path) -> tuple[Path, dict[str, Any]]:
+        np.save(folder / "train_ims.npy", np.eye(2, dtype=np.float32)[:, None])  # (2, 1, 2)
+        (folder / "train_caps.txt").write_text("".join(f"{text}\n" for text in EXAMPLE_TEXTS))
+        return folder, {}
+
 
 def _splits(folder: Path) -> set[str]:
-    """Splits of which both files are there."""
+    """Splits with both files."""
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; give the one that holds train_ims.npy and train_caps.txt")
     names = {file.name for file in folder.iterdir()}
@@ -84,7 +85,7 @@ def _first_existing(folder: Path, split: str, endings: tuple[str, ...]) -> Path:
 
 
 def _captions(path: Path, problems: Problems) -> tuple[list[str | None], list[str] | None]:
-    """Each line's caption, None where the line is bad and already reported; a .tsv also has image ids."""
+    """The caption of each line, None for a bad line; a .tsv also has image ids."""
     lines = read_lines(path, problems)
     if path.suffix == ".txt":
         return [line if line is None else line.strip() for line in lines], None
@@ -93,7 +94,7 @@ def _captions(path: Path, problems: Problems) -> tuple[list[str | None], list[st
     for number, line in enumerate(lines, start=1):
         fields = [] if line is None else line.split("\t")
         if line is not None and len(fields) < 2:
-            problems.found(f"{path}, line {number}", "no tab", "write the image id, a tab and the caption")
+            problems.report(f"{path}, line {number}", "no tab", "write the image id, a tab and the caption")
         image_ids.append(fields[0].strip() if fields else "")
         captions.append(fields[1].strip() if len(fields) > 1 else None)
     return captions, image_ids
@@ -121,8 +122,8 @@ def _captions_per_image(
 
 
 def _repetition(features: MappedFeatures, forced: int | None) -> int:
-    """How often each row is repeated in a file with as many rows as captions; 1 if it is not."""
-    times = USUAL_REPETITION if forced is None else forced
+    """How often a file with as many rows as captions repeats each row."""
+    times = COMMON_REPETITION if forced is None else forced
     num_groups, left_over = divmod(features.num_file_rows, times)
     if times == 1 or (forced is None and (left_over or not num_groups)):
         return 1
@@ -130,9 +131,11 @@ def _repetition(features: MappedFeatures, forced: int | None) -> int:
         raise DataError(
             f"{features.path} has {features.num_file_rows} rows, not a multiple of captions_per_image={times}"
         )
-    rows = np.load(features.path, mmap_mode="r")
+    rows = open_npy(features.path)
     sampled = np.unique(np.linspace(0, num_groups - 1, SAMPLED_GROUPS).astype(np.int64))
-    repeated = np.array([_all_equal(rows[times * group : times * (group + 1)]) for group in sampled])
+    # Bytes, not numbers: NaN is unequal to itself.
+    groups = ({row.tobytes() for row in rows[times * group : times * (group + 1)]} for group in sampled)
+    repeated = np.array([len(distinct) == 1 for distinct in groups])
     if repeated.all():
         return times
     if forced is None and not repeated.any():
@@ -144,23 +147,15 @@ def _repetition(features: MappedFeatures, forced: int | None) -> int:
     )
 
 
-def _all_equal(rows: np.ndarray) -> bool:
-    # Bytes, not numbers: a NaN is unequal to itself, yet a repeated row.
-    first = rows[0].tobytes()
-    return all(row.tobytes() == first for row in rows[1:])
-
-
 def _not_empty(path: Path, captions: list[str | None], problems: Problems) -> np.ndarray:
     for k, caption in enumerate(captions):
         if caption == "":
-            problems.found(
-                f"{path}, line {k + 1}", "the caption is empty", "write one, for the line must stay"
-            )
+            problems.report(f"{path}, line {k + 1}", "the caption is empty", "write one; do not remove the line")
     return np.array([k for k, caption in enumerate(captions) if caption], dtype=np.int64)
 
 
 def _image_ids(path: Path, of_caption: list[str] | None, num_images: int, per_image: int) -> list[str]:
-    """From `{split}_ids.txt` (a line for each image or for each caption), the .tsv, or numbered."""
+    """Ids from `{split}_ids.txt` (one line per image or per caption), from the .tsv, or numbers."""
     if path.exists():
         ids = [str(line).strip() for line in read_lines(path, Problems())]
     elif of_caption is not None:

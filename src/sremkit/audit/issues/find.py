@@ -1,0 +1,82 @@
+"""All issues of embedded pairs, as columns of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sremkit.audit.embed import EmbeddedPairs
+from sremkit.audit.issues.boilerplate import find_boilerplate
+from sremkit.audit.issues.conflicting_captions import find_conflicts
+from sremkit.audit.issues.duplicate_rows import find_duplicate_rows
+from sremkit.audit.issues.image_issues import find_image_issues
+from sremkit.audit.issues.other_language import find_other_language
+from sremkit.audit.issues.repeated_caption import count_unrelated_images
+from sremkit.audit.scoring.cross_fit import Progress
+from sremkit.data.pairs import MISSING, ImageSource
+from sremkit.io import read_json_or_empty, write_json
+
+#: Columns of the table, with their types; null where a pair has no such issue.
+ISSUES = {
+    "repeated_caption": "int64",
+    "conflicting_captions": "bool",
+    "duplicate_row_of": "string",
+    "boilerplate": "string",
+    "other_language": "string",
+    "image_issue": "string",
+}
+
+
+def find_issues(
+    embedded: EmbeddedPairs,
+    duplicates: Mapping[str, np.ndarray],
+    *,
+    has_texts: bool = True,
+    kept: Path | None = None,
+    progress: Progress | None = None,
+) -> dict[str, list[Any]]:
+    """A value for each embedded pair and issue, None without it.
+
+    Args:
+        duplicates: the columns duplicate_text_group and duplicate_image_group, (m,) int64 each.
+        kept: JSON file that keeps what was found in the images, which have to be decoded for it.
+    """
+    pairs = embedded.pairs
+    captions, images = duplicates["duplicate_text_group"], duplicates["duplicate_image_group"]
+    image_of_text = pairs.image_of_text
+    found: dict[str, list[Any]] = {name: [None] * len(pairs) for name in ISSUES}
+    assert pairs.image_features is not None
+    assert pairs.text_features is not None
+    if has_texts:
+        vectors = pairs.image_features.rows(np.arange(pairs.num_images)).values
+        counts = count_unrelated_images(captions, images, image_of_text, vectors)
+        found["repeated_caption"] = [None if count == MISSING else count for count in counts.tolist()]
+        found["duplicate_row_of"] = find_duplicate_rows(pairs.pair_ids, captions, images, image_of_text)
+        found["boilerplate"] = find_boilerplate(pairs.texts, image_of_text)
+        found["other_language"] = find_other_language(pairs.texts)
+    text_vectors = pairs.text_features.rows(np.arange(len(pairs))).values
+    conflicts = find_conflicts(images, image_of_text, text_vectors)
+    found["conflicting_captions"] = [True if conflict else None for conflict in conflicts.tolist()]
+    if pairs.images is not None:
+        of_image = _image_issues(pairs.images, kept, progress)
+        found["image_issue"] = [of_image[image] for image in image_of_text.tolist()]
+    return found
+
+
+def count_issues(issues: Mapping[str, list[Any]] | None) -> dict[str, int]:
+    """The number of pairs with each issue."""
+    return {name: sum(value is not None for value in values) for name, values in (issues or {}).items()}
+
+
+def _image_issues(images: ImageSource, kept: Path | None, progress: Progress | None) -> list[str | None]:
+    before = {} if kept is None else read_json_or_empty(kept)
+    if len(before.get("images", ())) == len(images):
+        return before["images"]
+    found = find_image_issues(images, progress and partial(progress, "images checked"))
+    if kept is not None:
+        write_json(kept, {"images": found})
+    return found

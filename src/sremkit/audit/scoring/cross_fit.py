@@ -1,0 +1,285 @@
+"""K-fold cross-fitting: the estimator behind every audit.
+
+The pairs are split by image into folds. For each fold an ensemble (ridge CCA and dual encoders trained with
+SREM-plus) is trained on the other folds, mismatched pairs included, and scores the held-out pairs and random negatives
+by a candidate softmax. The density ratio of the two gives P(match) and the noise rate. No pair has to be labelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from sremkit.audit.scoring.calibration import MIN_PAIRS, Calibration, calibrate, is_suspicious, null_scale
+from sremkit.audit.scoring.dual_encoder import OnStep
+from sremkit.audit.scoring.fold_model import FoldModel, FoldScores, score_fold, train_scorers
+from sremkit.audit.scoring.fold_store import FoldStore, read_models, write_models
+from sremkit.audit.scoring.types import PairScores, PairVectors, ScoringSettings
+from sremkit.audit.scoring.word_calibration import add_words, join_likelihood
+from sremkit.audit.scoring.word_scorer import WordInputs, train_word_scorer, word_inputs
+from sremkit.data.pairs import MISSING, FeatureSource
+from sremkit.training.checkpoint import is_valid
+
+Progress = Callable[[str, int, int], None]
+
+MIN_IMAGES = 20
+MIN_PAIRS_PER_FOLD = 10
+NEGATIVES_WITH_WORDS = 2  # random negatives for each given pair, at most, when words are scored
+
+
+class CrossFitScorer:
+    """Scores image-text pairs by models that were not trained on their images.
+
+        scores = CrossFitScorer(settings).fit_score(vectors)                   # a collection that fits into memory
+        scorer = CrossFitScorer(settings).fit(sample, num_images=n)            # a larger one: fit on a sample,
+        scores = scorer.score(shard)                                           # score any part of it
+
+    Equal vectors, settings and number of threads give equal scores.
+
+    Args:
+        folder: keeps finished folds of `fit_score`; a second call with the same vectors and settings resumes there.
+        progress: called with a stage, the steps done and all steps of it.
+
+    Attributes:
+        models: one for each fold, after `fit`; none where the pairs were too few.
+        calibration: the map from statistics to P(match), with the noise rate.
+    """
+
+    def __init__(
+        self, settings: ScoringSettings | None = None, *, folder: Path | None = None, progress: Progress | None = None
+    ) -> None:
+        self.settings = settings or ScoringSettings()
+        self.folder = folder
+        self.progress = progress
+        self.models: list[FoldModel] = []
+        self.calibration = Calibration(None, None, "", np.zeros(0))
+        self.fold_of_key: dict[int, int] = {}  # of images that were fitted on, where their folds are not hashed
+
+    def fit_score(
+        self, vectors: PairVectors, *, texts: Sequence[str] | None = None, regions: FeatureSource | None = None
+    ) -> PairScores:
+        """Fit on all pairs, any of which may mismatch, and return the held-out score of each.
+
+        Args:
+            texts, regions: captions, and one or several vectors for each image, to score words if `word_epochs` is set.
+        """
+        settings = self.settings
+        readable = np.flatnonzero(vectors.readable)
+        unread = _unread_note(len(vectors.readable) - len(readable))
+        if reason := _too_little(vectors, settings):
+            return PairScores.unscored(len(vectors.readable), _joined(reason, unread))
+        words, word_note = word_inputs(vectors, settings, texts, regions)
+        if words is not None:  # whose scorer reads the regions of every negative
+            settings = replace(settings, negatives=min(settings.negatives, NEGATIVES_WITH_WORDS * len(readable)))
+        fold_of_pair = np.full(len(vectors.readable), MISSING)
+        fold_of_pair[readable] = balanced_folds(
+            vectors.image_of_text.numpy()[readable], vectors.group_of_image, settings.folds, seed=settings.seed
+        )
+        store = None if self.folder is None else FoldStore(self.folder, vectors, settings, words)
+        scores = self._cross_fit(vectors, fold_of_pair, settings, store, words=words, keep_model=store is not None)
+        keys = vectors.image_key[vectors.image_of_text.numpy()[readable]]
+        self.fold_of_key = dict(zip(keys.tolist(), fold_of_pair[readable].tolist(), strict=True))
+        return replace(scores, note=_joined(scores.note, word_note, unread))
+
+    def fit(self, vectors: PairVectors, *, num_images: int) -> Self:
+        """Fit on a sample of a collection with `num_images` images, such that other pairs of it can be scored."""
+        settings, image_of_text = self.settings, vectors.image_of_text.numpy()
+        fold_of_pair = hashed_folds(vectors.image_key, settings.folds, seed=settings.seed)[image_of_text]
+        smallest = np.bincount(fold_of_pair, minlength=settings.folds).min()
+        reason = _too_little(vectors, settings)
+        if not reason and smallest < MIN_PAIRS_PER_FOLD:
+            reason = f"a fold of the sample holds {smallest} pairs, too few to compare, so no pair is scored"
+        if reason:
+            self.calibration = Calibration(None, None, reason, np.zeros(0))
+            return self
+        self._cross_fit(vectors, fold_of_pair, settings, num_images=num_images)
+        return self
+
+    def score(self, vectors: PairVectors) -> PairScores:
+        """Score pairs, fitted on or not, each by the model of its image's fold.
+
+        In the result `better_text` and `better_image` are rows and image numbers of the pairs fitted on.
+        """
+        note, rate = self.calibration.note, self.calibration.noise_rate
+        scores = PairScores.unscored(len(vectors.texts), note, candidates=self.candidates, rate=rate)
+        image_of_text = vectors.image_of_text.numpy()
+        fold_of_image = hashed_folds(vectors.image_key, self.settings.folds, seed=self.settings.seed)
+        if self.fold_of_key:
+            pairs = zip(vectors.image_key.tolist(), fold_of_image.tolist(), strict=True)
+            fold_of_image = np.array([self.fold_of_key.get(key, fold) for key, fold in pairs], dtype=np.int64)
+        fold = np.where(vectors.readable, fold_of_image[image_of_text], MISSING)
+        for number, model in enumerate(self.models):
+            rows = np.flatnonzero(fold == number)
+            if len(rows) == 0:
+                continue
+            used, image_of_row = np.unique(image_of_text[rows], return_inverse=True)
+            found = model.score(
+                vectors.images[torch.from_numpy(used)],
+                vectors.texts[torch.from_numpy(rows)],
+                torch.from_numpy(image_of_row.reshape(-1)),
+                vectors.image_key[used],
+                self.calibration,
+            )
+            for name, values in found.items():
+                getattr(scores, name)[rows] = values
+            scores.fold[rows] = number
+        return scores
+
+    @property
+    def candidates(self) -> int:
+        """Candidates that pairs are compared with, at most; after `fit`."""
+        return max((model.candidates for model in self.models), default=1)
+
+    def save(self, folder: Path, facts: dict[str, Any], *, with_models: bool = True) -> None:
+        """Write what `fit` or `fit_score` has learnt, with further facts for JSON.
+
+        Args:
+            with_models: leave out the models of the folds where the folder of `fit_score` has them.
+        """
+        keys, folds = list(self.fold_of_key), list(self.fold_of_key.values())
+        known = {"known_keys": keys, "known_folds": folds} if keys else {}
+        write_models(folder, self.models if with_models else [], self.calibration, self.settings, {**facts, **known})
+
+    @classmethod
+    def load(cls, folder: Path) -> tuple[Self, dict[str, Any]]:
+        """A scorer that was saved, and the facts; models are read from the folder above if they are there."""
+        models, calibration, settings, facts = read_models(folder)
+        scorer = cls(settings)
+        if not models:
+            folders = (folder.parent / f"model-{number}" for number in range(settings.folds))
+            models = [read_models(of_fold)[0][0] for of_fold in folders if is_valid(of_fold)]
+        scorer.models, scorer.calibration = models, calibration
+        scorer.fold_of_key = dict(zip(facts.pop("known_keys", ()), facts.pop("known_folds", ()), strict=True))
+        return scorer, facts
+
+    def _cross_fit(
+        self,
+        vectors: PairVectors,
+        fold_of_pair: np.ndarray,
+        settings: ScoringSettings,
+        store: FoldStore | None = None,
+        words: WordInputs | None = None,
+        **options: Any,
+    ) -> PairScores:
+        """Train and score every fold and calibrate; options as for `score_fold`."""
+        group_of_pair = vectors.group_of_image[vectors.image_of_text.numpy()]
+        self.models = []
+        folds = []
+        for number in range(settings.folds):
+            fold = None if store is None else store.load(number)
+            model = None if store is None or fold is None else store.load_model(number)
+            if fold is None or (store is not None and model is None):
+                seed = settings.seed * settings.folds + number
+                held_out = fold_of_pair == number
+                # Near-duplicates of a held-out image are not trained on, in whichever fold they are.
+                train = np.flatnonzero(vectors.readable & ~np.isin(group_of_pair, np.unique(group_of_pair[held_out])))
+                scorers = train_scorers(vectors, train, settings, seed=seed, on_step=self._steps(number, "training"))
+                if words is not None:
+                    on_step = self._steps(number, "training words")
+                    options["word_scorer"] = train_word_scorer(words, train, settings, seed=seed, on_step=on_step)
+                rows = np.flatnonzero(held_out)
+                fold, model = score_fold(vectors, scorers, rows, settings, seed=seed, **options)
+                if store is not None:
+                    store.save(number, fold, model)
+            self.models += [] if model is None else [model]
+            folds.append(fold)
+            if self.progress is not None:
+                self.progress("scored folds", number + 1, settings.folds)
+        return self._calibrate(folds, vectors)
+
+    def _steps(self, number: int, what: str) -> OnStep | None:
+        return self.progress and partial(self.progress, f"{what}, fold {number + 1} of {self.settings.folds}")
+
+    def _calibrate(self, folds: Sequence[FoldScores], vectors: PairVectors) -> PairScores:
+        """Fit the calibration to the held-out pairs of all folds and score them."""
+        given, null, edited = _on_one_scale(folds)
+        rows, null_images = (np.concatenate([getattr(f, name) for f in folds]) for name in ("rows", "null_image"))
+        group, null_group = (vectors.group_of_image[k] for k in (vectors.image_of_text.numpy()[rows], null_images))
+        seed = self.settings.seed
+        self.calibration = fitted = calibrate(given, null, group, null_group, seed=seed)
+        match_prob, rate, note = fitted.score(given), fitted.noise_rate, fitted.note
+        words = [fold.words for fold in folds if fold.words is not None]
+        if words and fitted.ratio is not None and rate is not None:
+            not_shuffled, edited_not_shuffled = (fitted.ratio.match_prob(x) for x in (given, edited))
+            rank = fitted.rank(given)
+            match_prob, rate, note = add_words(words, not_shuffled, edited_not_shuffled, rank, rate, group, seed=seed)
+        # From the order of the folds to that of the pairs; pairs that cannot be read stay unscored.
+        candidates = max(fold.candidates for fold in folds)
+        scores = PairScores.unscored(len(vectors.readable), note, candidates=candidates, rate=rate)
+        scores = replace(scores, separation=fitted.separation if not words else None)
+        scores.match_prob[rows] = match_prob
+        for number, fold in enumerate(folds):
+            scores.fold[fold.rows] = number
+            for name in ("energy_i2t", "energy_t2i", "rank_i2t", "rank_t2i", "better_text", "better_image"):
+                getattr(scores, name)[fold.rows] = getattr(fold, name)
+        for better in (scores.better_text, scores.better_image):
+            better[~is_suspicious(scores.match_prob, rate)] = MISSING
+        return scores
+
+
+def balanced_folds(image_of_text: np.ndarray, group_of_image: np.ndarray, folds: int, *, seed: int) -> np.ndarray:
+    """The fold of each pair, (m,) int64: whole groups of near-duplicate images, nearly equal numbers of pairs."""
+    group = group_of_image[image_of_text]  # (m,)
+    sizes = np.bincount(group, minlength=int(group_of_image.max()) + 1)
+    order = np.random.default_rng(seed).permutation(len(sizes))
+    largest_first = order[np.argsort(-sizes[order], kind="stable")]
+    filled = np.zeros(folds, dtype=np.int64)
+    fold_of_group = np.zeros(len(sizes), dtype=np.int64)
+    for number in largest_first:
+        fold_of_group[number] = smallest = int(filled.argmin())
+        filled[smallest] += sizes[number]
+    return fold_of_group[group]
+
+
+def hashed_folds(image_key: np.ndarray, folds: int, *, seed: int) -> np.ndarray:
+    """The fold of each image, (n,) int64, from its key alone: processes that see different images agree on it."""
+    mixed = (image_key.astype(np.uint64) + np.uint64(seed)) * np.uint64(0x9E3779B97F4A7C15)  # wraps around
+    return ((mixed >> np.uint64(32)) % np.uint64(folds)).astype(np.int64)
+
+
+def _on_one_scale(folds: Sequence[FoldScores]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The statistics of given, null and edited pairs, in standard deviations of each fold's null distribution."""
+    given, null, edited = [], [], [np.zeros(0)]
+    for fold in folds:
+        mean, std = null_scale(fold.null_statistic)
+        of_given, of_null = ((values - mean) / std for values in (fold.statistic, fold.null_statistic))
+        if fold.words is not None:
+            of_given, of_null, of_edited = join_likelihood(of_given, of_null, fold.words)
+            edited.append(of_edited)
+        given.append(of_given)
+        null.append(of_null)
+    return np.concatenate(given), np.concatenate(null), np.concatenate(edited)
+
+
+def _too_little(vectors: PairVectors, settings: ScoringSettings) -> str:
+    """Why no pair can be scored at all, or an empty string."""
+    images = vectors.image_of_text.numpy()[vectors.readable]
+    num_images, min_images = len(np.unique(images)), max(MIN_IMAGES, 2 * settings.folds)
+    if len(images) < MIN_PAIRS:
+        return (
+            f"{len(images)} pairs are too few to train on, so none is scored; it is tried from {MIN_PAIRS} on, "
+            "and some thousands give good scores"
+        )
+    if num_images < min_images:
+        return (
+            f"the pairs share {num_images} image{'s' if num_images > 1 else ''}, and scoring compares "
+            f"images; it needs {min_images} or more, so no pair is scored"
+        )
+    return ""
+
+
+def _unread_note(count: int) -> str:
+    if count == 0:
+        return ""
+    pairs = "1 pair was" if count == 1 else f"{count:,} pairs were"
+    return f"{pairs} not scored, because the vector of the image or the text holds NaN or cannot be read"
+
+
+def _joined(*sentences: str) -> str:
+    return "; ".join(sentence for sentence in sentences if sentence)

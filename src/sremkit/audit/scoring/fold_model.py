@@ -1,0 +1,204 @@
+"""One fold of the cross-fitting: an ensemble trained on the other folds, and its scores of the held-out pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sremkit.audit.scoring.calibration import Calibration, is_suspicious, null_scale
+from sremkit.audit.scoring.candidates import (
+    CandidateSoftmax,
+    EnsembleWeight,
+    PairScorer,
+    concat_weighted,
+    ensemble_weights,
+    find_better,
+)
+from sremkit.audit.scoring.dual_encoder import OnStep, train_dual_encoder
+from sremkit.audit.scoring.random_negatives import MAX_ROUNDS, draw_negatives
+from sremkit.audit.scoring.ridge_cca import fit_ridge_cca
+from sremkit.audit.scoring.types import PairVectors, ScoringSettings
+from sremkit.audit.scoring.word_calibration import WordScores, score_words
+from sremkit.audit.scoring.word_scorer import WordScorer
+from sremkit.data.pairs import MISSING
+
+SEED_STRIDE = 1_000_003  # between the seeds of a fold's dual encoders; the folds' own seeds are consecutive
+MAX_POOL = 5_000  # pairs of a fold that a fold model keeps, as candidates and better fits for other pairs
+
+
+@dataclass(frozen=True, eq=False)
+class FoldScores:
+    """Scores of the f held-out pairs of a fold, and of w random negatives drawn from them."""
+
+    rows: np.ndarray  # (f,) which pairs
+    statistic: np.ndarray  # (f,), and so on: see `CandidateScores`
+    energy_i2t: np.ndarray
+    energy_t2i: np.ndarray
+    rank_i2t: np.ndarray
+    rank_t2i: np.ndarray
+    better_text: np.ndarray  # (f,) row, or MISSING
+    better_image: np.ndarray  # (f,) number of an image, or MISSING
+    null_statistic: np.ndarray  # (w,)
+    null_image: np.ndarray  # (w,) the image of each negative
+    candidates: int
+    words: WordScores | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class FoldModel:
+    """Scores pairs that were not fitted on: an ensemble, and p held-out pairs of its fold to compare others with."""
+
+    scorers: Sequence[PairScorer]
+    weights: Sequence[EnsembleWeight]
+    null_mean: float
+    null_std: float
+    image_emb: Tensor  # (p, d) ensemble vectors; the first `candidates` pairs are the candidates
+    text_emb: Tensor  # (p, d)
+    image_key: np.ndarray  # (p,)
+    rows: np.ndarray  # (p,) rows of the fitted pairs
+    images: np.ndarray  # (p,) their image numbers
+    candidates: int
+
+    @torch.no_grad()
+    def score(
+        self, images: Tensor, texts: Tensor, image_of_text: Tensor, image_key: np.ndarray, calibration: Calibration
+    ) -> dict[str, np.ndarray]:
+        """The arrays of `PairScores`, by name: text k of (m, e) with image `image_of_text[k]` of (n, d).
+
+        Better fits are sought among the pool.
+        """
+        num_pairs = len(texts)
+        encoded = [(s.encode_images(images), s.encode_texts(texts)) for s in self.scorers]
+        image_emb, text_emb = concat_weighted(encoded, self.weights)
+        image_emb, text_emb = torch.cat([image_emb, self.image_emb]), torch.cat([text_emb, self.text_emb])
+        pool_images = number_pool_images(self.image_key, image_key)
+        image_of_text = torch.cat([image_of_text, torch.from_numpy(pool_images)])
+        candidates = torch.arange(num_pairs, num_pairs + self.candidates)
+        softmax = CandidateSoftmax(image_emb, text_emb, image_of_text, candidates)
+        scores = softmax.score(image_of_text[:num_pairs].numpy(), np.arange(num_pairs))
+        match_prob = calibration.score((scores.statistic - self.null_mean) / self.null_std)
+
+        better_text, better_image = np.full((2, num_pairs), MISSING)
+        suspicious = np.flatnonzero(is_suspicious(match_prob, calibration.noise_rate))
+        if len(suspicious):
+            text, image = find_better(
+                image_emb,
+                text_emb,
+                image_of_text,
+                np.arange(len(image_emb)),  # without groups of near-duplicates
+                suspicious,
+                seed=0,
+                pool_rows=np.arange(num_pairs, len(text_emb)),
+            )
+            image_of_number = dict(zip(pool_images[::-1].tolist(), self.images[::-1].tolist(), strict=True))
+            better_text[suspicious] = np.where(text == MISSING, MISSING, self.rows[text.clip(num_pairs) - num_pairs])
+            better_image[suspicious] = [image_of_number.get(number, MISSING) for number in image.tolist()]
+        arrays = {name: values for name, values in scores._asdict().items() if name != "statistic"}
+        return {**arrays, "match_prob": match_prob, "better_text": better_text, "better_image": better_image}
+
+
+def number_pool_images(pool_key: np.ndarray, image_key: np.ndarray) -> np.ndarray:
+    """A number for each image of the pool: of an equal image in `image_key`, so that it is no candidate for itself,
+    or a new one behind those, equal for the same image with several captions."""
+    order = np.argsort(image_key)
+    place = np.searchsorted(image_key, pool_key, sorter=order).clip(max=len(order) - 1)
+    same = image_key[order[place]] == pool_key
+    _, first, member = np.unique(pool_key, return_index=True, return_inverse=True)
+    return np.where(same, order[place], len(image_key) + first[member.reshape(-1)]).astype(np.int64)
+
+
+def train_scorers(
+    vectors: PairVectors, rows: np.ndarray, settings: ScoringSettings, *, seed: int, on_step: OnStep | None = None
+) -> list[PairScorer]:
+    """Train the ensemble on the pairs `rows`: dual encoders, and ridge CCA weighted by their mean clean probability."""
+    count = settings.dual_encoders
+
+    def steps_of(number: int) -> OnStep | None:
+        """Counts the steps of one dual encoder among those of all."""
+        if on_step is None:
+            return None
+        return lambda done, total: on_step(number * total + done, count * total)
+
+    dual_encoders = [
+        train_dual_encoder(vectors, rows, settings, seed=seed + k * SEED_STRIDE, on_step=steps_of(k))
+        for k in range(count)
+    ]
+    clean_prob = torch.stack([scorer.clean_prob for scorer in dual_encoders]).mean(dim=0)
+    pairs = torch.from_numpy(rows)
+    cca = fit_ridge_cca(vectors.images, vectors.texts[pairs], vectors.image_of_text[pairs], clean_prob)
+    return [cca, *dual_encoders]
+
+
+@torch.no_grad()
+def score_fold(
+    vectors: PairVectors,
+    scorers: Sequence[PairScorer],
+    rows: np.ndarray,
+    settings: ScoringSettings,
+    *,
+    seed: int,
+    num_images: int | None = None,
+    word_scorer: WordScorer | None = None,
+    keep_model: bool = False,
+) -> tuple[FoldScores, FoldModel | None]:
+    """Score the held-out pairs `rows` and random negatives of them.
+
+    Args:
+        num_images: number of images in the collection, where `vectors` is a sample of it. Then a model is made for
+            pairs that were not fitted on, and better fits are left to it.
+        keep_model: make such a model of a whole collection, too.
+    """
+    image_of_text = vectors.image_of_text.numpy()
+    num_readable = np.count_nonzero(vectors.readable)
+    negatives = draw_negatives(
+        rows,
+        image_of_text,
+        vectors.group_of_image,
+        vectors.group_of_text,
+        rounds=int(np.clip(np.ceil(settings.negatives / num_readable), 1, MAX_ROUNDS)),
+        seed=seed,
+        num_images=num_images,
+    )
+    encoded = [(s.encode_images(vectors.images), s.encode_texts(vectors.texts)) for s in scorers]
+    weights = ensemble_weights(encoded, (image_of_text[rows], rows), (negatives.image, negatives.text))
+    image_emb, text_emb = concat_weighted(encoded, weights)
+    rng = np.random.default_rng([seed, 1])
+    candidates = np.sort(rng.permutation(rows)[: settings.candidates])
+    softmax = CandidateSoftmax(image_emb, text_emb, vectors.image_of_text, torch.from_numpy(candidates))
+    null_statistic = softmax.score(*negatives).statistic
+    better_text, better_image = np.full((2, len(rows)), MISSING)
+    model = None
+    if num_images is None:
+        better_text, better_image = find_better(
+            image_emb, text_emb, vectors.image_of_text, vectors.group_of_image, rows, seed=seed
+        )
+    if num_images is not None or keep_model:
+        others = np.random.default_rng([seed, 2]).permutation(np.setdiff1d(rows, candidates))
+        pool = np.concatenate([candidates, others])[:MAX_POOL]
+        images = image_of_text[pool]
+        model = FoldModel(
+            scorers,
+            weights,
+            *null_scale(null_statistic),
+            image_emb[torch.from_numpy(images)],
+            text_emb[torch.from_numpy(pool)],
+            vectors.image_key[images],
+            pool,
+            images,
+            candidates=min(len(candidates), len(pool)),
+        )
+    scores = FoldScores(
+        rows,
+        *softmax.score(image_of_text[rows], rows),
+        better_text=better_text,
+        better_image=better_image,
+        null_statistic=null_statistic,
+        null_image=negatives.image,
+        candidates=len(candidates),
+        words=None if word_scorer is None else score_words(word_scorer, rows, negatives, seed=seed),
+    )
+    return scores, model

@@ -1,0 +1,158 @@
+"""Finished folds and fitted models on disk, as safetensors and JSON.
+
+Each is a folder that appears only when it is complete. A finished fold carries a key made of all that it depends on:
+after a change of data, settings or version it does not fit and is computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sremkit.audit.scoring.calibration import Calibration, DensityRatio
+from sremkit.audit.scoring.candidates import EnsembleWeight
+from sremkit.audit.scoring.dual_encoder import DualEncoderScorer, build_dual_encoder
+from sremkit.audit.scoring.fold_model import FoldModel, FoldScores
+from sremkit.audit.scoring.ridge_cca import RidgeCCA
+from sremkit.audit.scoring.types import NoiseRate, PairVectors, ScoringSettings
+from sremkit.audit.scoring.word_calibration import WordScores
+from sremkit.audit.scoring.word_scorer import WordInputs
+from sremkit.io import digest
+from sremkit.training.checkpoint import is_valid, prefixed, read_checkpoint, without_prefix, write_checkpoint
+from sremkit.version import __version__
+
+WORDS = "words_"  # prefix of the names of word scores
+NOT_CALIBRATED = Calibration(None, None, "", np.zeros(0))
+POOL = ("image_emb", "text_emb", "image_key", "rows", "images")  # arrays of a `FoldModel`
+FACTS = ("weights", "null_mean", "null_std", "candidates")  # its other values
+
+
+class FoldStore:
+    """Keeps the scores of finished folds in a folder."""
+
+    def __init__(
+        self, folder: Path, vectors: PairVectors, settings: ScoringSettings, words: WordInputs | None = None
+    ) -> None:
+        self.folder, self.settings = folder, settings
+        images = np.unique(vectors.image_of_text.numpy()[vectors.readable])
+        facts = {
+            "version": __version__,
+            "holds": [field.name for kept in (FoldScores, WordScores) for field in fields(kept)],
+            "data": vectors.fingerprint(),
+            "words": None if words is None else words.fingerprint(images),
+            "settings": asdict(settings),
+        }
+        self.key = digest(facts, length=64)
+
+    def load(self, number: int) -> FoldScores | None:
+        """The finished fold, or None if there is none that fits."""
+        if not is_valid(self.folder / f"fold-{number}"):
+            return None
+        tensors, facts = read_checkpoint(self.folder / f"fold-{number}")
+        if facts.get("key") != self.key:
+            return None
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        words = None
+        if facts["has_words"]:
+            words = WordScores(**{field.name: arrays.pop(WORDS + field.name) for field in fields(WordScores)})
+        return FoldScores(**arrays, candidates=facts["candidates"], words=words)
+
+    def load_model(self, number: int) -> FoldModel | None:
+        """The model of a finished fold, or None if there is none that fits."""
+        folder = self.folder / f"model-{number}"
+        if not is_valid(folder):
+            return None
+        models, _, _, facts = read_models(folder)
+        return models[0] if facts.get("key") == self.key else None
+
+    def save(self, number: int, fold: FoldScores, model: FoldModel | None = None) -> None:
+        if model is not None:
+            folder = self.folder / f"model-{number}"
+            write_models(folder, [model], NOT_CALIBRATED, self.settings, {"key": self.key})
+        arrays = asdict(fold)
+        candidates, words = arrays.pop("candidates"), arrays.pop("words")
+        arrays |= {WORDS + name: array for name, array in (words or {}).items()}
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        facts = {"key": self.key, "candidates": candidates, "has_words": words is not None}
+        write_checkpoint(self.folder / f"fold-{number}", tensors, facts)
+
+
+def write_models(
+    folder: Path,
+    models: Sequence[FoldModel],
+    calibration: Calibration,
+    settings: ScoringSettings,
+    facts: dict[str, Any],
+) -> None:
+    """Write fitted fold models with their calibration and further facts; two processes may do so at a time."""
+    ratio = calibration.ratio
+    tensors: dict[str, Tensor] = {"sorted_statistic": torch.from_numpy(calibration.sorted_statistic)}
+    if ratio is not None:
+        tensors["knots"] = torch.from_numpy(ratio.knots)
+        tensors["mismatch_prob"] = torch.from_numpy(ratio.mismatch_prob)
+    facts = {
+        **facts,
+        "settings": asdict(settings),
+        "note": calibration.note,
+        "noise_rate": None if calibration.noise_rate is None else asdict(calibration.noise_rate),
+        "share": None if ratio is None else asdict(ratio.share),
+        "separation": calibration.separation,
+        "folds": [],
+    }
+    for number, model in enumerate(models):
+        cca, *dual_encoders = model.scorers
+        assert isinstance(cca, RidgeCCA)
+        of_fold = {name: torch.as_tensor(getattr(model, name)) for name in POOL}
+        of_fold |= prefixed("cca", vars(cca))
+        for k, scorer in enumerate(dual_encoders):
+            assert isinstance(scorer, DualEncoderScorer)
+            of_fold |= prefixed(f"dual-{k}", scorer.matcher.state_dict())
+        tensors |= prefixed(f"fold-{number}", of_fold)
+        facts["folds"].append({name: getattr(model, name) for name in FACTS})
+    try:
+        write_checkpoint(folder, tensors, facts)
+    except OSError:
+        if not is_valid(folder):  # else another process has written it first
+            raise
+
+
+def read_models(folder: Path) -> tuple[list[FoldModel], Calibration, ScoringSettings, dict[str, Any]]:
+    """What `write_models` wrote."""
+    tensors, facts = read_checkpoint(folder)
+    settings = ScoringSettings(**facts["settings"])
+    ratio = None
+    if facts["share"] is not None:
+        arrays = (tensors[name].numpy() for name in ("knots", "mismatch_prob"))
+        ratio = DensityRatio(NoiseRate(**facts["share"]), *arrays)
+    rate = None if facts["noise_rate"] is None else NoiseRate(**facts["noise_rate"])
+    calibration = Calibration(ratio, rate, facts["note"], tensors["sorted_statistic"].numpy(), facts.get("separation"))
+    models = [
+        _model(without_prefix(f"fold-{number}", tensors), of_fold, settings)
+        for number, of_fold in enumerate(facts["folds"])
+    ]
+    return models, calibration, settings, facts
+
+
+def _model(tensors: dict[str, Tensor], facts: dict[str, Any], settings: ScoringSettings) -> FoldModel:
+    cca = RidgeCCA(**without_prefix("cca", tensors))
+    scorers: list[DualEncoderScorer] = []
+    while any(name.startswith(f"dual-{len(scorers)}/") for name in tensors):
+        k = len(scorers)
+        matcher = build_dual_encoder(len(cca.image_mean), len(cca.text_mean), settings)
+        matcher.load_state_dict(without_prefix(f"dual-{k}", tensors))
+        scorers.append(DualEncoderScorer(matcher.eval().requires_grad_(False), torch.zeros(0)))
+    return FoldModel(
+        scorers=[cca, *scorers],
+        image_emb=tensors["image_emb"],
+        text_emb=tensors["text_emb"],
+        image_key=tensors["image_key"].numpy(),
+        rows=tensors["rows"].numpy(),
+        images=tensors["images"].numpy(),
+        **{**facts, "weights": [EnsembleWeight(*weight) for weight in facts["weights"]]},
+    )

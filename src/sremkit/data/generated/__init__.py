@@ -1,0 +1,1 @@
+"""Collections that are generated: nothing to download."""

@@ -1,0 +1,108 @@
+"""The effect of wrong pairs on training, from the ground truth: wrong pairs among the selected ones and noisy
+gradients.
+
+The paper's noisy-gradient ratio is the share of the positive gradients of L_w that falls on wrong pairs:
+
+    ratio = sum of w over wrong pairs / sum of w over all pairs,   w the weight of a pair's own score in L_w
+
+Only pairs that are selected as clean and inside the hinge have such a gradient. Both directions are summed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sremkit.data.batch import Batch
+from sremkit.objectives import Loss, PairReport
+
+
+def noisy_gradient_ratio(loss: Loss, is_noisy: Tensor) -> float:
+    """The ratio of one batch, from the report of a loss and the ground truth (b,); 0 without any gradient."""
+    noisy, total = positive_gradients(loss.report, is_noisy).tolist()
+    return noisy / total if total > 0 else 0.0
+
+
+def positive_gradients(report: PairReport | None, is_noisy: Tensor) -> Tensor:
+    """Positive gradients (2,) of one batch: of wrong pairs, and of all. Zero if the report has no weights.
+
+    Over many batches, the ratio is that of their sums.
+    """
+    if report is None or report.active is None or report.weight is None:
+        return torch.zeros(2, dtype=torch.float64, device=is_noisy.device)
+    pairs = zip(_directions(report.active), _directions(report.applied_weight()), strict=True)
+    pull = torch.stack([active * weight for active, weight in pairs]).sum(dim=0).double()  # (b,)
+    return torch.stack([(pull * is_noisy).sum(), pull.sum()])
+
+
+class NoiseObserver:
+    """Observes training with the ground truth, which it does not pass on. Metrics are computed per epoch.
+
+    Args:
+        true_image: (num_pairs,) the image that each training text belongs to. A pair is wrong if its text is paired
+            with another image, in the data or by the method.
+    """
+
+    def __init__(self, true_image: np.ndarray) -> None:
+        self.true_image = torch.as_tensor(true_image)
+        self._reset()
+
+    def _reset(self) -> None:
+        self.selected = torch.zeros(2)  # of wrong pairs, of all; both directions
+        self.pull = torch.zeros(2, dtype=torch.float64)
+        self.gradients = torch.zeros(2, dtype=torch.float64)
+        self.reports_gradients = False
+
+    def step(self, batch: Batch, loss: Loss, pull: Tensor | None = None) -> None:
+        """Add one batch. All sums stay on the device.
+
+        Args:
+            pull: (b,) how strongly the loss pulled each given pair together; available for every method.
+        """
+        self.true_image = self.true_image.to(batch.pair_id.device)
+        wrong = self.true_image[batch.pair_id] != batch.image_id
+        if pull is not None:
+            pull = pull.double()
+            self.pull = self.pull.to(pull.device) + torch.stack([(pull * wrong).sum(), pull.sum()])
+        report = loss.report
+        if report is not None and report.active is not None:
+            self.gradients = self.gradients.to(wrong.device) + positive_gradients(report, wrong)
+            self.reports_gradients = True
+        if report is not None and report.clean is not None:
+            clean = torch.stack(_directions(report.clean))  # (directions, b)
+            counts = torch.stack([(clean & wrong).sum(), clean.sum()]).float()
+            self.selected = self.selected.to(counts.device) + counts
+
+    def finish_epoch(self) -> dict[str, float]:
+        """The ratios of the epoch: of the pull for every method, the others for methods that select pairs."""
+        ratios = {"noisy_pull_ratio": self.pull.tolist(), "selected_wrong": self.selected.tolist()}
+        metrics = {name: wrong / total for name, (wrong, total) in ratios.items() if total > 0}
+        if self.reports_gradients and "selected_wrong" in metrics:
+            noisy, total = self.gradients.tolist()
+            metrics["noisy_gradient_ratio"] = noisy / total if total > 0 else 0.0
+        self._reset()
+        return metrics
+
+    def state(self) -> dict[str, float]:
+        """For a checkpoint within an epoch."""
+        state = dict(zip(("selected_wrong", "selected"), self.selected.tolist(), strict=True))
+        state |= zip(("noisy_pull", "pull"), self.pull.tolist(), strict=True)
+        if self.reports_gradients:
+            state |= zip(("noisy_gradient", "all_gradient"), self.gradients.tolist(), strict=True)
+        return state
+
+    def load_state(self, state: dict[str, float]) -> None:
+        self._reset()
+        self.selected = torch.tensor([state["selected_wrong"], state["selected"]])
+        self.pull = torch.tensor([state["noisy_pull"], state["pull"]], dtype=torch.float64)
+        self.reports_gradients = "all_gradient" in state
+        if self.reports_gradients:
+            self.gradients = torch.tensor([state["noisy_gradient"], state["all_gradient"]], dtype=torch.float64)
+
+
+def _directions(values: Tensor | tuple[Tensor, Tensor] | None) -> tuple[Tensor, ...]:
+    """The values of both directions, or the one value of a pair."""
+    if values is None:
+        return ()
+    return values if isinstance(values, tuple) else (values,)

@@ -1,0 +1,135 @@
+"""Image and text vectors of a CLIP or SigLIP model in a folder that `save_pretrained` of transformers wrote."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from sremkit.errors import DataError
+from sremkit.extras import require
+from sremkit.features.encoders import ImageFeatures
+from sremkit.io import read_json
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MODELS = ("clip", "siglip")
+BATCH_SIZE = 32
+PURPOSE = "read a CLIP or SigLIP folder"
+
+
+def open_encoders(folder: str | Path) -> tuple[CLIPImageEncoder, CLIPTextEncoder]:
+    """The image and the text encoder of one model."""
+    model = CLIPFolder(folder)
+    return CLIPImageEncoder(model), CLIPTextEncoder(model)
+
+
+class CLIPFolder:
+    """A saved model; its weights are loaded on first use."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        for name in ("config.json", "preprocessor_config.json"):
+            if not (self.folder / name).is_file():
+                raise DataError(
+                    f"{self.folder} holds no {name}; give the folder of a CLIP or SigLIP model with its "
+                    "processor, as save_pretrained writes them"
+                )
+        self.config: dict[str, Any] = read_json(self.folder / "config.json")
+        kind = self.config.get("model_type")
+        if kind not in MODELS:
+            raise DataError(f"{self.folder} holds a model of type '{kind}'; known are: {', '.join(MODELS)}")
+        self.kind: str = kind
+        self._model: Any = None
+        self._tokenizer: Any = None
+        self._processor: Any = None
+
+    @cached_property
+    def description(self) -> str:
+        """Kind of the model, name of its folder, and a hash of its configuration and weights."""
+        digest = hashlib.sha256()
+        for name in ("config.json", "preprocessor_config.json"):
+            digest.update((self.folder / name).read_bytes())
+        for weights in sorted(self.folder.glob("*.safetensors")):
+            with weights.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return f"{self.kind} {self.folder.name} ({digest.hexdigest()[:8]}), unit length"
+
+    @property
+    def dim(self) -> int:
+        if self.kind == "clip":
+            return int(self.config.get("projection_dim", 512))
+        return int(self.config.get("vision_config", {}).get("hidden_size", 768))
+
+    def load(self) -> None:
+        if self._model is not None:
+            return
+        transformers = require("transformers", extra="hf", purpose=PURPOSE)
+        local = {"local_files_only": True}
+        self._tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder, **local)
+        # With Pillow: the default processors need torchvision, which resizes differently.
+        self._processor = transformers.AutoImageProcessor.from_pretrained(self.folder, backend="pil", **local)
+        self._model = transformers.AutoModel.from_pretrained(self.folder, use_safetensors=True, **local).eval()
+
+    @torch.inference_mode()
+    def image_vector(self, image: Image) -> np.ndarray:
+        """The unit vector (d,) of an image."""
+        self.load()
+        pixels = self._processor(image.convert("RGB"), return_tensors="pt")["pixel_values"]
+        return _unit(self._model.get_image_features(pixel_values=pixels))[0]
+
+    @torch.inference_mode()
+    def text_vectors(self, texts: Sequence[str]) -> np.ndarray:
+        """Unit vectors (k, d) of texts, truncated to the model's maximum length."""
+        self.load()
+        tokens = self._tokenizer(
+            list(texts),
+            padding="max_length" if self.kind == "siglip" else True,  # SigLIP was trained on padded texts
+            truncation=True,
+            max_length=self._model.config.text_config.max_position_embeddings,
+            return_tensors="pt",
+        )
+        names = ("input_ids",) if self.kind == "siglip" else ("input_ids", "attention_mask")
+        return _unit(self._model.get_text_features(**{name: tokens[name] for name in names}))
+
+    def __getstate__(self) -> dict[str, Any]:  # other processes load the weights themselves
+        return {**self.__dict__, "_model": None, "_tokenizer": None, "_processor": None}
+
+
+class _Tower:
+    def __init__(self, model: CLIPFolder) -> None:
+        self.model = model
+        self.description, self.dim = model.description, model.dim
+
+    def load(self) -> None:
+        self.model.load()
+
+
+class CLIPImageEncoder(_Tower):
+    """The image tower of a CLIP folder."""
+
+    num_regions = 1
+
+    def encode(self, image: Image) -> ImageFeatures:
+        pooled = self.model.image_vector(image)
+        return ImageFeatures(pooled=pooled, grid=pooled[None])
+
+
+class CLIPTextEncoder(_Tower):
+    """The text tower of a CLIP folder."""
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        parts = [texts[k : k + BATCH_SIZE] for k in range(0, len(texts), BATCH_SIZE)]
+        return np.concatenate([self.model.text_vectors(part) for part in parts])
+
+
+def _unit(output: Any) -> np.ndarray:
+    vectors = output if isinstance(output, torch.Tensor) else output.pooler_output
+    return F.normalize(vectors.float(), dim=-1).numpy()

@@ -1,0 +1,1 @@
+"""One file a backbone: what `srem list backbones` shows."""

@@ -1,0 +1,275 @@
+"""An audit folder under review: rows by filter and order, their details, and the decisions on them."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from sremkit.audit.decisions import Action, Decision, Decisions, PairKey
+from sremkit.audit.report import clean
+from sremkit.audit.result_table import IDENTITY, ResultTable, arrow, read_summary
+from sremkit.errors import DataError, UserError
+from sremkit.io import digest
+from sremkit.review.scores import in_words, precision
+
+Show = Literal["all", "flagged", "certain", "borderline", "not-flagged"]
+Issue = Literal["any", "same-caption", "same-image", "problem"]
+Decided = Literal["any", "no", "yes", "keep", "drop", "edit", "accept"]
+Order = Literal["lowest", "highest", "useful", "row"]
+
+MAX_ROWS = 200_000  # of a list that is sent to the browser
+MAX_CAPTION = 5000  # characters that are shown; longer captions cannot be edited here
+SCORE = "match_probability"
+CERTAIN, UNCERTAIN = 0.1, 0.9  # P(match) between these is borderline
+BORDERLINE_RANKS = 0.05  # where scores are ranks: this fraction of the pairs on each side of the cutoff
+DETAILS = (*IDENTITY, "is_mismatch", "rank_i2t", "rank_t2i", "better_text", "better_text_id", "better_image", "problem")
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which rows to show, and in what order."""
+
+    show: Show = "all"
+    issue: Issue = "any"
+    decided: Decided = "any"
+    low: float = 0.0
+    high: float = 1.0
+    query: str = ""
+    order: Order = "lowest"
+
+    def __post_init__(self) -> None:
+        for value, choices in ((self.show, Show), (self.issue, Issue), (self.decided, Decided), (self.order, Order)):
+            if value not in get_args(choices):
+                raise UserError(f"'{value}' is no such filter; choose from: {', '.join(get_args(choices))}")
+        if not 0 <= self.low <= self.high <= 1:  # also refuses NaN
+            raise UserError(f"the score range must lie between 0 and 1, got {self.low} to {self.high}")
+
+
+class ReviewedAudit:
+    """A finished audit, plain or sharded, and the decisions on its pairs."""
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise UserError(f"{folder} does not exist; name the folder of a finished audit")
+        self.folder = folder
+        self.table = ResultTable(folder)
+        self.summary = read_summary(folder)
+        if not self.summary:
+            raise DataError(f"the audit in {folder} is not finished; the same `srem audit` command continues it")
+        missing = [name for name in (*IDENTITY, SCORE, "is_mismatch", "problem") if name not in self.table]
+        if missing:
+            raise DataError(
+                f"{self.table.path} lacks columns that a review needs ({', '.join(missing)}); it was made by another "
+                "version of sremkit, so make the audit again with `srem audit`"
+            )
+        self.score = self.table.numbers(SCORE)
+        self.is_mismatch = self.table.flags("is_mismatch")
+        self.has_problem = ~self.table.read(["problem"])["problem"].is_null().to_numpy(zero_copy_only=False)
+        self.rank_only = self.summary.get("noise_rate", 0) is None
+        self.decisions = Decisions(folder)
+        self._seen = 0  # number of the last change that was read
+        self._by_row: dict[int, Decision] = {}
+        self._lock = threading.Lock()
+        self._read_stored()
+
+    def __len__(self) -> int:
+        return len(self.score)
+
+    @cached_property
+    def key(self) -> str:
+        """Another one for another audit, or for the same one made again."""
+        state = self.table.path.stat()
+        return digest([str(self.folder.absolute()), state.st_size, state.st_mtime_ns])
+
+    @property
+    def cutoff(self) -> float:
+        """The highest score of a flagged pair; 0 if none is flagged."""
+        flagged = self.score[self.is_mismatch & np.isfinite(self.score)]
+        return float(flagged.max()) if len(flagged) else 0.0
+
+    def by_row(self) -> dict[int, Decision]:
+        """The decision of each row that has one, with those of other processes."""
+        with self._lock:
+            for change in self.decisions.changes(self._seen):
+                self._seen = change.number
+                rows = self._rows_of_key.get(change.pair, [])
+                for row in rows:
+                    if change.decision is None:
+                        self._by_row.pop(row, None)
+                    else:
+                        self._by_row[row] = change.decision
+            return dict(self._by_row)
+
+    @property
+    def version(self) -> int:
+        """The number of the last change that `by_row` has read."""
+        return self._seen
+
+    def changes(self, since: int) -> list[tuple[int, Decision | None]]:
+        """Rows whose decisions changed after a version."""
+        changed = self.decisions.changes(since)
+        return [(row, change.decision) for change in changed for row in self._rows_of_key.get(change.pair, [])]
+
+    def decide(self, row: int, action: Action | None, text: str | None, *, client: str) -> Decision | None:
+        """Store the decision on a row; None removes it. The text is a new caption."""
+        details = self._read_row(row)
+        if details["problem"] is not None:
+            raise UserError("this row could not be read, so an export leaves it out anyway")
+        decision = None
+        if action == "accept":
+            text = details["better_text"]
+            if text is None:
+                raise UserError("no caption is suggested for this pair; edit the caption or drop the pair")
+        if action is not None:
+            decision = Decision(action, text if action in ("edit", "accept") else None)
+        pair = PairKey(*(details[name] for name in IDENTITY))
+        self._rows_of_key.setdefault(pair.key, [row])
+        self.decisions.decide(pair, row, decision, client=client)
+        return decision
+
+    def rows(self, chosen: Filter) -> np.ndarray:
+        """The rows of a filter in its order, (k,) int64."""
+        score, by_row = self.score, self.by_row()
+        keep = np.ones(len(self), dtype=bool)
+        known = np.isfinite(score)
+        if chosen.show == "flagged":
+            keep &= self.is_mismatch
+        elif chosen.show == "not-flagged":
+            keep &= ~self.is_mismatch & known
+        elif chosen.show == "borderline":
+            keep &= self.is_borderline
+        elif chosen.show == "certain":
+            keep &= self.is_mismatch & ~self.is_borderline
+        if chosen.issue == "problem":
+            keep &= self.has_problem
+        elif chosen.issue != "any":
+            column = {"same-caption": "duplicate_text_group", "same-image": "duplicate_image_group"}[chosen.issue]
+            keep &= np.isfinite(self.table.numbers(column))
+        if (chosen.low, chosen.high) != (0.0, 1.0):
+            keep &= known & (score >= chosen.low) & (score <= chosen.high)
+        if chosen.decided != "any":
+            some = [row for row, d in by_row.items() if chosen.decided in ("yes", "no") or d.action == chosen.decided]
+            is_decided = np.zeros(len(self), dtype=bool)
+            is_decided[some] = True
+            keep &= ~is_decided if chosen.decided == "no" else is_decided
+        if chosen.query.strip():
+            keep &= self._contains(chosen.query.strip())
+        rows = np.flatnonzero(keep)
+        return rows[self._order(rows, chosen.order)]
+
+    def details(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """What the browser shows of these rows."""
+        self._check(rows)
+        by_row, found = self.by_row(), self.table.rows(rows, DETAILS)
+        return [self._describe(row, found[row], by_row.get(row)) for row in rows]
+
+    def image_name(self, row: int, *, better: bool = False) -> tuple[int, str | None]:
+        """A row with the image to show, and the image's name: the row's own, or that of the image that fits better."""
+        name = self._read_row(row)["better_image" if better else "image"]
+        if not better or name is None:
+            return row, name
+        place = arrow("pyarrow.compute").index(self._texts["image"], name).as_py()
+        return (row, None) if place < 0 else (place, name)
+
+    def progress(self) -> dict[str, Any]:
+        """Counts of decisions, and the precision of the audit among them."""
+        by_row = self.by_row()
+        actions = [decision.action for decision in by_row.values()]
+        found = precision((decision, bool(self.is_mismatch[row])) for row, decision in by_row.items())
+        flagged = int(self.is_mismatch.sum())
+        return {
+            "version": self.version,
+            "decided": len(by_row),
+            "actions": {action: actions.count(action) for action in dict.fromkeys(actions)},
+            "flagged": flagged,
+            "flagged_decided": sum(bool(self.is_mismatch[row]) for row in by_row),
+            "precision": found._asdict(),
+        }
+
+    @cached_property
+    def is_borderline(self) -> np.ndarray:
+        """(n,) bool: pairs that could be either; where scores are ranks, those next to the cutoff."""
+        score = np.nan_to_num(self.score, nan=2.0)
+        low, high = CERTAIN, UNCERTAIN
+        if self.rank_only:
+            low, high = self.cutoff - BORDERLINE_RANKS, self.cutoff + BORDERLINE_RANKS
+        return (score >= low) & (score <= high)
+
+    @cached_property
+    def _texts(self) -> Any:
+        return self.table.read(list(IDENTITY))
+
+    @cached_property
+    def _rows_of_key(self) -> dict[str, list[int]]:
+        """The rows of pairs that have been decided on; filled by `_read_stored` and `decide`."""
+        return {}
+
+    def _read_stored(self) -> None:
+        """Find the rows of stored decisions by id, image and caption: row numbers may have changed since."""
+        keys = {change.pair for change in self.decisions.changes()}
+        if not keys:
+            return
+        columns = (self._texts[name].to_pylist() for name in IDENTITY)
+        for row, names in enumerate(zip(*columns, strict=True)):
+            key = PairKey(*names).key
+            if key in keys:
+                self._rows_of_key.setdefault(key, []).append(row)
+
+    def _read_row(self, row: int) -> dict[str, Any]:
+        self._check([row])
+        return self.table.rows([row], DETAILS)[row]
+
+    def _check(self, rows: Sequence[int]) -> None:
+        if any(not 0 <= row < len(self) for row in rows):
+            raise UserError(f"there is no such row; the audit has {len(self):,}")
+
+    def _contains(self, query: str) -> np.ndarray:
+        compute = arrow("pyarrow.compute")
+        found = np.zeros(len(self), dtype=bool)
+        for name in IDENTITY:
+            column = compute.match_substring(self._texts[name], query, ignore_case=True)
+            found |= column.fill_null(False).to_numpy()
+        return found
+
+    def _order(self, rows: np.ndarray, order: Order) -> np.ndarray:
+        score = np.where(np.isfinite(self.score[rows]), self.score[rows], 2.0)
+        if order == "row":
+            return np.arange(len(rows))
+        if order == "highest":
+            return np.lexsort((rows, np.where(score > 1, 2.0, -score)))
+        if order == "useful":  # the nearest to the cutoff
+            distance = np.abs(logit(score) - logit(np.array(self.cutoff or 0.5)))
+            return np.lexsort((rows, np.where(score > 1, np.inf, distance)))
+        return np.lexsort((rows, score))
+
+    def _describe(self, row: int, found: dict[str, Any], decision: Decision | None) -> dict[str, Any]:
+        score = None if math.isnan(self.score[row]) else float(self.score[row])
+        text = found["text"]
+        return {
+            "row": row,
+            "id": None if found["id"] is None else clean(found["id"]),
+            "image": clean(found["image"] or ""),
+            "text": None if text is None else clean(text)[:MAX_CAPTION],
+            "left_out": 0 if text is None else max(len(text) - MAX_CAPTION, 0),
+            "score": score,
+            "words": in_words(score, rank_only=self.rank_only),
+            "flagged": bool(self.is_mismatch[row]),
+            "better_text": None if found["better_text"] is None else clean(found["better_text"])[:MAX_CAPTION],
+            "better_image": found["better_image"] is not None,
+            "ranks": [found["rank_i2t"], found["rank_t2i"]],
+            "problem": None if found["problem"] is None else clean(found["problem"])[:MAX_CAPTION],
+            "decision": None if decision is None else decision._asdict(),
+        }
+
+
+def logit(p: np.ndarray) -> np.ndarray:
+    """log p / (1 - p), of probabilities that are not 0 or 1."""
+    bounded = np.clip(p, 1e-9, 1 - 1e-9)
+    return np.log(bounded) - np.log1p(-bounded)

@@ -1,0 +1,63 @@
+// One pair: image, caption, score in words, and what would fit better. Captions are set as text, never as markup.
+
+import { imageAddress } from "./api.js";
+
+const element = (id) => document.getElementById(id);
+export const DONE = { keep: "kept", drop: "dropped", edit: "caption edited", accept: "suggestion accepted" };
+
+export function scoreText(pair) {
+  if (pair.score === null) return pair.words;
+  const score = pair.score < 0.001 ? "< 0.001" : pair.score.toFixed(3);
+  return `${pair.words} (score ${score})`;
+}
+
+/** A badge with the decision on a pair, or nothing. */
+export function badge(decision) {
+  const span = document.createElement("span");
+  if (decision) {
+    span.className = `badge ${decision.action}`;
+    span.textContent = DONE[decision.action];
+  }
+  return span;
+}
+
+export function showSingle(pair, key, hasImages) {
+  const image = element("image");
+  image.hidden = !hasImages;
+  element("no-image").hidden = hasImages;
+  if (hasImages) {
+    const address = imageAddress(key, pair.row, "large");
+    if (image.getAttribute("src") !== address) {
+      image.removeAttribute("src"); // else the image before is shown until this one is there
+      image.onerror = () => { image.hidden = true; element("no-image").hidden = false; };
+      image.src = address;
+    }
+    image.alt = `image of pair ${pair.id ?? pair.row}`;
+  }
+  const verdict = element("verdict");
+  verdict.replaceChildren(pair.problem ? `cannot be read: ${pair.problem}` : scoreText(pair), " ", badge(pair.decision));
+  const replaced = pair.decision?.text ?? null;
+  const caption = element("caption");
+  caption.textContent = pair.text ?? "(unknown)";
+  if (pair.left_out) caption.textContent += ` … and ${pair.left_out} more characters`;
+  caption.classList.toggle("replaced", replaced !== null);
+  const suggestion = replaced ?? pair.better_text;
+  element("better-text-part").querySelector("h2").textContent =
+    replaced !== null ? "new caption" : "caption that fits the image better";
+  element("better-text-part").hidden = suggestion === null;
+  element("better-text").textContent = suggestion ?? "";
+  const better = hasImages && pair.better_image;
+  element("better-image-part").hidden = !better;
+  if (better) element("better-image").src = imageAddress(key, pair.row, "small", true);
+  const facts = [`pair ${pair.id ?? pair.row}`];
+  if (pair.image && pair.image !== pair.id) facts.push(`image ${pair.image}`);
+  if (pair.ranks[0]) facts.push(`caption rank ${pair.ranks[0]}`);
+  if (pair.ranks[1]) facts.push(`image rank ${pair.ranks[1]}`);
+  element("facts").textContent = facts.join(" · ");
+  const undecidable = pair.problem !== null;
+  for (const button of document.querySelectorAll(".actions [data-do]")) {
+    const action = button.dataset.do;
+    if (["keep", "drop", "edit"].includes(action)) button.disabled = undecidable || (action === "edit" && pair.left_out > 0);
+    if (action === "accept") button.disabled = undecidable || pair.better_text === null;
+  }
+}

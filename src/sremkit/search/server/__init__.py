@@ -1,0 +1,1 @@
+"""`srem serve`: search over HTTP, with a page to search in."""

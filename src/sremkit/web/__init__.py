@@ -1,0 +1,1 @@
+"""What the browser applications share: the app with its security checks, and the server."""
