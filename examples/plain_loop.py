@@ -1,4 +1,4 @@
-"""SREM in a plain training loop: two linear maps, pairs of which 40 % are wrong, no other part of sremkit.
+"""SREM in a plain training loop: two linear maps and pairs of which 40 % are wrong.
 
 python examples/plain_loop.py
 """
@@ -8,19 +8,19 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import normalize
 
-from sremkit import SREM
+from sremkit import SREM, WarmupMonitor
 
 torch.manual_seed(0)
-hidden = torch.randn(256, 8)  # what an image and its text have in common
-images, texts = hidden @ torch.randn(8, 32), hidden @ torch.randn(8, 24)
+latent = torch.randn(256, 8)  # shared by an image and its text
+images, texts = latent @ torch.randn(8, 32), latent @ torch.randn(8, 24)
 is_wrong = torch.arange(256) < 102
 texts[is_wrong] = texts[is_wrong].roll(1, dims=0)
 
 to_image, to_text = torch.nn.Linear(32, 16), torch.nn.Linear(24, 16)
 scale = torch.nn.Parameter(torch.tensor(8.0))
-bias = torch.nn.Parameter(torch.tensor(-4.0))  # the energy margins ask for negative logits where nothing fits
+bias = torch.nn.Parameter(torch.tensor(-4.0))  # the energy margins need negative logits for mismatches
 optimizer = torch.optim.Adam([*to_image.parameters(), *to_text.parameters(), scale, bias], lr=0.01)
-criterion = SREM()
+criterion, monitor = SREM(), WarmupMonitor(interval=4)  # four batches are an epoch here
 
 
 def logits_of(pairs: torch.Tensor) -> torch.Tensor:
@@ -28,20 +28,19 @@ def logits_of(pairs: torch.Tensor) -> torch.Tensor:
     return scale * normalize(to_image(images[pairs])) @ normalize(to_text(texts[pairs])).T + bias
 
 
-for epoch in range(20):
+for epoch in range(30):
     losses = []
     for pairs in torch.randperm(256).split(64):
-        out = criterion(logits_of(pairs), warmup=epoch < 10)
+        out = criterion(logits_of(pairs), warmup=monitor.warmup)
         optimizer.zero_grad()
         out.total.backward()
         optimizer.step()
         losses.append(out.total.item())
-    if epoch in (0, 9, 10, 19):
-        stage = "warm-up" if epoch < 10 else "training"
-        print(f"epoch {epoch + 1:2d} ({stage}): loss {sum(losses) / len(losses):.3f}")
+        monitor.update(out)
+    if epoch in (0, 9, 19, 29):
+        stage = "warm-up" if monitor.warmup else "training"
+        print(f"epoch {epoch + 1:2d} ({stage}): loss {sum(losses) / len(losses):.3f}; {monitor.message()}")
 
 out = criterion(logits_of(torch.arange(256)))
 right, wrong = out.clean_i2t[~is_wrong], out.clean_i2t[is_wrong]
-print(
-    f"counted clean: {right.float().mean():.0%} of the right pairs, {wrong.float().mean():.0%} of the wrong ones"
-)
+print(f"counted clean: {right.float().mean():.0%} of the right pairs, {wrong.float().mean():.0%} of the wrong ones")
