@@ -40,7 +40,8 @@ Result = dict[str, np.ndarray]  # what a case came to: weights/..., metrics/...,
 COMMON = """
 noise.rate = 0.4
 method.name = "srem"
-training = { warmup_epochs = 8, epochs = 3, batch_size = 16, learning_rate = 5e-3, threads = 1, device = "cpu" }
+training = { warmup_epochs = 8, epochs = 3, batch_size = 16, learning_rate = 5e-3, threads = 1, device = "cpu", \
+adaptive_warmup = false }
 """
 SCENES = f"""{COMMON}
 data = {{ source = "scenes", options = {{ num_scenes = 21 }} }}

@@ -39,7 +39,7 @@ def averaged_gradients(rank: int) -> tuple[float, float]:
     total = loss(**model(x[own], y[own]))
     total.backward()
     pairs = zip(alone.parameters(), model.parameters(), strict=True)
-    return float((total - expected).abs()), max(float((a.grad - b.grad).abs().max()) for a, b in pairs)
+    return float((total - expected).detach().abs()), max(float((a.grad - b.grad).abs().max()) for a, b in pairs)
 
 
 def joined_memory(rank: int) -> tuple[float, float]:
@@ -68,5 +68,6 @@ if __name__ == "__main__":
     largest = torch.tensor(results)
     dist.all_reduce(largest, dist.ReduceOp.MAX)
     if dist.get_rank() == 0:
-        print("differences", *largest.tolist())
+        print("differences", *largest.tolist(), flush=True)
+    dist.barrier()  # a process that leaves early can abort the other one's last collective
     dist.destroy_process_group()

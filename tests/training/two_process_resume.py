@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
 
+from sremkit.training.checkpoint import read_checkpoint, write_checkpoint
 from sremkit.training.diagnostics import StoppedError
 from sremkit.training.run_folder import RunFolder
 from training import tiny
@@ -52,11 +52,10 @@ def main() -> None:
     resumed = train(stopped(root / "stopped"))
     crippled = stopped(root / "crippled")
     if is_first:
-        for file in crippled.glob("checkpoints/step-*/tensors.safetensors"):
-            tensors = load_file(file)
-            # As long as before, or the checkpoint would count as incomplete.
+        for checkpoint in list(crippled.glob("checkpoints/step-*")):
+            tensors, facts = read_checkpoint(checkpoint)
             tensors["generator/cpu-1"] = tensors["generator/cpu"].clone()
-            save_file(tensors, file)
+            write_checkpoint(checkpoint, tensors, facts)
     dist.barrier()
     without = train(crippled)
     if is_first:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from sremkit.audit.decisions import Decision, PairKey, decisions_of, read_decisions
 from sremkit.audit.embed import (
     EmbeddedPairs,
     Encoders,
@@ -51,6 +52,7 @@ from sremkit.audit.issues.find import count_issues, find_issues
 from sremkit.audit.report import write_report
 from sremkit.audit.result_table import (
     BEGUN,
+    LABELS,
     OWN_PREFIX,
     PAIRS,
     SUMMARY,
@@ -69,7 +71,7 @@ from sremkit.audit.scoring.types import WORD_EPOCHS, ScoringSettings
 from sremkit.data.pairs import MISSING, Pairs
 from sremkit.errors import DataError, UserError
 from sremkit.extras import require
-from sremkit.io import check_version, read_json_or_empty, write_json
+from sremkit.io import check_version, digest, read_json_or_empty, write_json
 from sremkit.version import __version__
 
 if TYPE_CHECKING:
@@ -242,6 +244,7 @@ class Audit:
         seconds: dict[str, float] = {}
 
         with timed(seconds, "reading"):
+            decisions = read_decisions(self.out)
             inputs = inspect_inputs(source.pairs, encoders, progress)
             identity = {
                 "key": inputs.key,
@@ -249,6 +252,7 @@ class Audit:
                 "seed": seed,
                 "words": words,
                 "cutoff": rule.as_dict(),
+                "decisions": decisions_key(decisions),
             }
         if self._load_complete(identity):
             return self
@@ -262,7 +266,8 @@ class Audit:
             settings = ScoringSettings(seed=seed, word_epochs=WORD_EPOCHS if words else 0)
             folder = self.out / FOLDS / inputs.key
             folder.mkdir(parents=True, exist_ok=True)
-            scores = score_pairs(embedded.pairs, settings, folder=folder, progress=from_zero(progress))
+            label = labels_of(embedded.pairs, decisions, has_texts=source.has_texts) if decisions else None
+            scores = score_pairs(embedded.pairs, settings, label=label, folder=folder, progress=from_zero(progress))
 
         with timed(seconds, "table"):
             is_mismatch = scores.flag(rule)
@@ -272,7 +277,9 @@ class Audit:
             duplicates = find_duplicates(embedded.pairs, source.has_texts)
             kept = self.out / FEATURES / inputs.key / "image_issues.json"
             issues = find_issues(embedded, duplicates, has_texts=source.has_texts, kept=kept, progress=progress)
-            self._table = build_table(source, embedded, scores, is_mismatch, duplicates, issues=issues, curve=curve)
+            self._table = build_table(
+                source, embedded, scores, is_mismatch, duplicates, issues=issues, curve=curve, label=label
+            )
             write_table(self._table, self.out / PAIRS)
 
         flagged = scores.match_prob[is_mismatch]
@@ -292,6 +299,7 @@ class Audit:
             "problems": count_problems(source, embedded),
             "issues": count_issues(issues),
             "duplicates": {k: int((duplicates[f"duplicate_{k}_group"] != MISSING).sum()) for k in ("text", "image")},
+            "labels": None if label is None else {name: int((label == k).sum()) for k, name in LABELS.items()},
             "candidates": scores.candidates,
             **identity,
             "settings": {"seed": seed, **encoders.describe(inputs.missing)},
@@ -400,7 +408,7 @@ class Audit:
         assert self.out is not None
         try:
             summary = read_summary(self.out)
-            if any(name not in summary or summary[name] != value for name, value in identity.items()):
+            if any(summary.get(name) != value for name, value in identity.items()):
                 return False
             self._table = ResultTable(self.out).read()
         except DataError:  # damaged
@@ -430,6 +438,21 @@ def find_duplicates(pairs: Pairs, has_texts: bool) -> dict[str, np.ndarray]:
     assert pairs.image_features is not None
     images = image_groups(pairs.image_features.rows(np.arange(pairs.num_images)).values)
     return {"duplicate_text_group": texts, "duplicate_image_group": images[pairs.image_of_text]}
+
+
+def decisions_key(decisions: Mapping[str, Decision]) -> str | None:
+    """Changes when a decision changes that labels a pair; None without one."""
+    labels = {key: decision.is_match for key, decision in decisions.items() if decision.is_match is not None}
+    return digest(sorted(labels.items())) if labels else None
+
+
+def labels_of(pairs: Pairs, decisions: Mapping[str, Decision], *, has_texts: bool) -> np.ndarray:
+    """The label of each pair, (m,) int64: 1 for a pair that was kept, 0 for one that was dropped or whose caption was
+    replaced by the suggested one, MISSING otherwise."""
+    images, texts = pairs.image_of_text.tolist(), pairs.texts if has_texts else [None] * len(pairs)
+    keys = (PairKey(pairs.pair_ids[k], pairs.image_ids[images[k]], texts[k]) for k in range(len(pairs)))
+    matches = [None if decision is None else decision.is_match for decision in decisions_of(keys, decisions)]
+    return np.array([MISSING if match is None else int(match) for match in matches], dtype=np.int64)
 
 
 def count_problems(source: Source, embedded: EmbeddedPairs) -> dict[str, int]:

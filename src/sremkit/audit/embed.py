@@ -20,6 +20,7 @@ from torch import Tensor
 
 from sremkit.audit.inputs import Problem, SourceRows
 from sremkit.audit.scoring.cross_fit import CrossFitScorer, Progress
+from sremkit.audit.scoring.labels import apply_labels
 from sremkit.audit.scoring.types import PairScores, PairVectors, ScoringSettings
 from sremkit.data.features import MappedFeatures
 from sremkit.data.format_utils import IMAGE_ROOT_HINT
@@ -178,20 +179,22 @@ def score_pairs(
     settings: ScoringSettings | None = None,
     *,
     regions: FeatureSource | None = None,
+    label: np.ndarray | None = None,
     folder: Path | None = None,
     progress: Progress | None = None,
 ) -> PairScores:
     """Held-out scores of all pairs by `CrossFitScorer`; words are compared with `regions`, by default image vectors.
 
     Args:
+        label: (m,) int64, 1 for pairs that are known to match, 0 for known mismatches, MISSING for all others.
         folder: keeps finished folds, and the models for pairs to come.
     """
     scorer = CrossFitScorer(settings, folder=folder, progress=progress)
     regions = pairs.image_features if regions is None else regions
-    scores = scorer.fit_score(read_vectors(pairs), texts=pairs.texts, regions=regions)
+    scores = scorer.fit_score(replace(read_vectors(pairs), label=label), texts=pairs.texts, regions=regions)
     if folder is not None and scorer.models:
         scorer.save(folder / SCORER, {"sampled": len(pairs), "names": pool_names(scorer, pairs)}, with_models=False)
-    return scores
+    return scores if label is None else apply_labels(scores, label, seed=scorer.settings.seed)
 
 
 def pool_names(scorer: CrossFitScorer, pairs: Pairs) -> dict[str, dict[int, str]]:

@@ -33,7 +33,8 @@ VERSION = 2  # of an audit's folder, in audit.json; 0.1 wrote none
 IDENTITY = ("id", "image", "text")
 VERDICT = ("match_probability", "is_mismatch", "energy_i2t", "energy_t2i", "rank_i2t", "rank_t2i", "better_text",
            "better_text_id", "better_image", "fold", "duplicate_text_group", "duplicate_image_group",
-           "expected_precision", "expected_recall", *ISSUES, "problem")  # fmt: skip
+           "expected_precision", "expected_recall", "reviewed", *ISSUES, "problem")  # fmt: skip
+LABELS = {1: "match", 0: "mismatch"}  # values of the column `reviewed`, from decisions of people
 OWN_PREFIX = "own_"  # of a column of the user's that has the name of one of ours
 METADATA = b"sremkit"
 ROW_GROUP_SIZE = 65_536  # rows of a row group, which is the least that a reader holds in memory
@@ -179,6 +180,7 @@ def build_table(
     *,
     issues: Mapping[str, list[Any]] | None = None,
     curve: ThresholdCurve | None = None,
+    label: np.ndarray | None = None,
 ) -> pa.Table:
     """Join the input rows with their scores; what is not known of a row is null.
 
@@ -188,6 +190,7 @@ def build_table(
         better: the columns better_text, better_text_id and better_image; by default those of `scores`.
         issues: the columns of `ISSUES`, a value for each embedded pair; null without them.
         curve: gives expected precision and recall where each pair is the last one flagged; null without it.
+        label: (m,) int64, decisions of people that the scores use: 1 match, 0 mismatch, MISSING none.
     """
     pa = arrow()
     rows, pairs = source.rows, embedded.pairs
@@ -217,6 +220,8 @@ def build_table(
     )
     verdict["expected_precision"] = spread(precision, np.isfinite(precision))
     verdict["expected_recall"] = spread(recall, np.isfinite(recall))
+    labels: list[str | None] = [None] * len(scores) if label is None else [LABELS.get(k) for k in label.tolist()]
+    verdict["reviewed"] = spread(labels, any_pair)
     for name, kind in ISSUES.items():
         values = [None] * len(scores) if issues is None else issues[name]
         verdict[name] = spread(values, any_pair, pa.type_for_alias(kind))

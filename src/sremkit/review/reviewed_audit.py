@@ -72,6 +72,8 @@ class ReviewedAudit:
         self.score = self.table.numbers(SCORE)
         self.is_mismatch = self.table.flags("is_mismatch")
         self.has_problem = ~self.table.read(["problem"])["problem"].is_null().to_numpy(zero_copy_only=False)
+        used = self.table.read(["reviewed"])["reviewed"].to_pylist() if "reviewed" in self.table else []
+        self.is_label = np.array([label is not None for label in used] or [False] * len(self.score))
         self.rank_only = self.summary.get("noise_rate", 0) is None
         self.decisions = Decisions(folder)
         self._seen = 0  # number of the last change that was read
@@ -182,7 +184,9 @@ class ReviewedAudit:
         """Counts of decisions, and the precision of the audit among them."""
         by_row = self.by_row()
         actions = [decision.action for decision in by_row.values()]
-        found = precision((decision, bool(self.is_mismatch[row])) for row, decision in by_row.items())
+        # Pairs that the audit knew as labels say nothing about its precision.
+        judged = ((decision, bool(self.is_mismatch[row])) for row, decision in by_row.items() if not self.is_label[row])
+        found = precision(judged)
         flagged = int(self.is_mismatch.sum())
         return {
             "version": self.version,

@@ -178,7 +178,7 @@ class CrossFitScorer:
                 seed = settings.seed * settings.folds + number
                 held_out = fold_of_pair == number
                 # Near-duplicates of a held-out image are not trained on, in whichever fold they are.
-                train = np.flatnonzero(vectors.readable & ~np.isin(group_of_pair, np.unique(group_of_pair[held_out])))
+                train = np.flatnonzero(vectors.is_usable & ~np.isin(group_of_pair, np.unique(group_of_pair[held_out])))
                 scorers = train_scorers(vectors, train, settings, seed=seed, on_step=self._steps(number, "training"))
                 if words is not None:
                     on_step = self._steps(number, "training words")

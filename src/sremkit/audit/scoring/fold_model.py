@@ -128,6 +128,7 @@ def train_scorers(
         for k in range(count)
     ]
     clean_prob = torch.stack([scorer.clean_prob for scorer in dual_encoders]).mean(dim=0)
+    clean_prob[torch.from_numpy(vectors.is_trusted[rows])] = 1.0
     pairs = torch.from_numpy(rows)
     cca = fit_ridge_cca(vectors.images, vectors.texts[pairs], vectors.image_of_text[pairs], clean_prob)
     return [cca, *dual_encoders]

@@ -55,6 +55,17 @@ class PairVectors:
     texts: Tensor  # (m, e) float32
     image_of_text: Tensor  # (m,) int64: pair k is image `image_of_text[k]` with text k
     readable: np.ndarray  # (m,) bool
+    label: np.ndarray | None = None  # (m,) int64, of people: 1 match, 0 mismatch, MISSING unknown
+
+    @property
+    def is_trusted(self) -> np.ndarray:
+        """(m,) bool: pairs that are labelled as matches."""
+        return np.zeros(len(self.readable), dtype=bool) if self.label is None else self.label == 1
+
+    @property
+    def is_usable(self) -> np.ndarray:
+        """(m,) bool: pairs to train on: readable, and not labelled as mismatches."""
+        return self.readable if self.label is None else self.readable & (self.label != 0)
 
     @cached_property
     def group_of_image(self) -> np.ndarray:
@@ -77,6 +88,8 @@ class PairVectors:
         for tensor in (self.images, self.texts, self.image_of_text):
             digest.update(repr(tuple(tensor.shape)).encode())
             digest.update(tensor.numpy().tobytes())
+        if self.label is not None:
+            digest.update(self.label.tobytes())
         return digest.hexdigest()
 
 
