@@ -78,13 +78,19 @@ def write_audit(folder: Path, num_pairs: int = 40, *, texts: dict[int, str] | No
     return audit
 
 
+def open_reviewed(audit: Path) -> Any:
+    """The audit under review."""
+    from sremkit.review.reviewed_audit import ReviewedAudit
+
+    return ReviewedAudit(audit)
+
+
 def open_review(audit: Path, **options: Any) -> Any:
     """The app of a review."""
     from sremkit.review.app import review_app
     from sremkit.review.images import AuditImages
-    from sremkit.review.reviewed_audit import ReviewedAudit
 
-    reviewed = ReviewedAudit(audit)
+    reviewed = open_reviewed(audit)
     return review_app(reviewed, AuditImages(audit, reviewed.table.facts["source"]), **options)
 
 

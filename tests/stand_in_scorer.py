@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sremkit.audit.scoring.labels import apply_labels
 from sremkit.audit.scoring.types import NoiseRate, PairScores, ScoringSettings
 from sremkit.data.pairs import MISSING, Pairs
 
@@ -28,7 +29,9 @@ class StandInScorer:
         self.scored: list[Pairs] = []
         self.settings = ScoringSettings()
 
-    def __call__(self, pairs: Pairs, settings: ScoringSettings, *, folder: Path, progress=None) -> PairScores:
+    def __call__(
+        self, pairs: Pairs, settings: ScoringSettings, *, folder: Path, label=None, progress=None
+    ) -> PairScores:
         self.settings = settings
         if self.interrupt:
             raise KeyboardInterrupt
@@ -45,7 +48,7 @@ class StandInScorer:
         wrong = np.array(["wrong" in text for text in pairs.texts])
         very = np.array(["very wrong" in text for text in pairs.texts])
         enough = m >= self.MIN_PAIRS
-        return PairScores(
+        scores = PairScores(
             match_prob=np.where(very, 0.001, np.where(wrong, 0.01, 0.99)) if enough else np.full(m, 0.5),
             energy_i2t=np.where(wrong, 5, -5).astype(np.float32),
             energy_t2i=np.where(wrong, 4, -4).astype(np.float32),
@@ -58,3 +61,4 @@ class StandInScorer:
             noise_rate=NoiseRate(float(wrong.mean()), 0.0, 1.0) if enough and not self.rank_only else None,
             note="" if enough else f"{m} pairs are too few to score any of them",
         )
+        return scores if label is None else apply_labels(scores, label)

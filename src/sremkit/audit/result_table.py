@@ -110,6 +110,12 @@ class ResultTable:
         """A column as (n,) bool; False for null, and everywhere if the table has no such column."""
         return np.nan_to_num(self.numbers(column)).astype(bool)
 
+    def is_present(self, column: str) -> np.ndarray:
+        """(n,) bool: where a column is not null; nowhere if the table has no such column."""
+        if column not in self:
+            return np.zeros(len(self), dtype=bool)
+        return self.read([column])[column].is_valid().to_numpy(zero_copy_only=False)
+
     def rows(self, indices: Iterable[int], columns: Sequence[str]) -> dict[int, dict[str, Any]]:
         """Read single rows; columns that the table does not have are None."""
         wanted = np.unique(np.fromiter(indices, dtype=np.int64))

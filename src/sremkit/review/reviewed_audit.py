@@ -20,13 +20,31 @@ from sremkit.io import digest
 from sremkit.review.scores import in_words, precision
 
 Show = Literal["all", "flagged", "certain", "borderline", "not-flagged"]
-Issue = Literal["any", "same-caption", "same-image", "problem"]
+Issue = Literal[
+    "any",
+    "same-caption",
+    "same-image",
+    "duplicate-row",
+    "repeated-caption",
+    "conflicting-captions",
+    "boilerplate",
+    "other-language",
+    "image-issue",
+    "problem",
+]
 Decided = Literal["any", "no", "yes", "keep", "drop", "edit", "accept"]
 Order = Literal["lowest", "highest", "useful", "row"]
 
 MAX_ROWS = 200_000  # of a list that is sent to the browser
 MAX_CAPTION = 5000  # characters that are shown; longer captions cannot be edited here
 SCORE = "match_probability"
+#: A row has an issue where this column is not null.
+ISSUE_COLUMNS = {
+    "same-caption": "duplicate_text_group",
+    "same-image": "duplicate_image_group",
+    "duplicate-row": "duplicate_row_of",
+    **{name: name.replace("-", "_") for name in get_args(Issue)[4:]},
+}
 CERTAIN, UNCERTAIN = 0.1, 0.9  # P(match) between these is borderline
 BORDERLINE_RANKS = 0.05  # where scores are ranks: this fraction of the pairs on each side of the cutoff
 DETAILS = (*IDENTITY, "is_mismatch", "rank_i2t", "rank_t2i", "better_text", "better_text_id", "better_image", "problem")
@@ -71,9 +89,7 @@ class ReviewedAudit:
             )
         self.score = self.table.numbers(SCORE)
         self.is_mismatch = self.table.flags("is_mismatch")
-        self.has_problem = ~self.table.read(["problem"])["problem"].is_null().to_numpy(zero_copy_only=False)
-        used = self.table.read(["reviewed"])["reviewed"].to_pylist() if "reviewed" in self.table else []
-        self.is_label = np.array([label is not None for label in used] or [False] * len(self.score))
+        self.is_label = self.table.is_present("reviewed")
         self.rank_only = self.summary.get("noise_rate", 0) is None
         self.decisions = Decisions(folder)
         self._seen = 0  # number of the last change that was read
@@ -149,11 +165,9 @@ class ReviewedAudit:
             keep &= self.is_borderline
         elif chosen.show == "certain":
             keep &= self.is_mismatch & ~self.is_borderline
-        if chosen.issue == "problem":
-            keep &= self.has_problem
-        elif chosen.issue != "any":
-            column = {"same-caption": "duplicate_text_group", "same-image": "duplicate_image_group"}[chosen.issue]
-            keep &= np.isfinite(self.table.numbers(column))
+        if chosen.issue != "any":
+            column = ISSUE_COLUMNS[chosen.issue]
+            keep &= self.table.is_present(column)
         if (chosen.low, chosen.high) != (0.0, 1.0):
             keep &= known & (score >= chosen.low) & (score <= chosen.high)
         if chosen.decided != "any":
