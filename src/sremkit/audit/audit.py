@@ -276,7 +276,9 @@ class Audit:
             curve = None if scores.noise_rate is None else ThresholdCurve([known])
             duplicates = find_duplicates(embedded.pairs, source.has_texts)
             kept = self.out / FEATURES / inputs.key / "image_issues.json"
-            issues = find_issues(embedded, duplicates, has_texts=source.has_texts, kept=kept, progress=progress)
+            issues = find_issues(
+                embedded, duplicates, has_texts=source.has_texts, kept=kept, progress=from_zero(progress)
+            )
             self._table = build_table(
                 source, embedded, scores, is_mismatch, duplicates, issues=issues, curve=curve, label=label
             )

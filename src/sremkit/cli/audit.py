@@ -247,6 +247,7 @@ def print_summary(console: Console, summary: dict[str, Any], out: Path, *, was_c
         return
     if summary["mismatches"]:
         console.print("next:")
+        console.print(f"  srem review {out}   (decide in the browser)")
         console.print(f"  srem export {out} -o keep.txt   then   srem train RECIPE --keep keep.txt")
         console.print(
             f"  srem export {out} --select all -o verdicts.csv   (your columns with score, verdict, better caption)"

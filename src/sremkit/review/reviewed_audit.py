@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from sremkit.audit.decisions import Action, Decision, Decisions, PairKey
+from sremkit.audit.decisions import Action, Change, Decision, Decisions, PairKey
 from sremkit.audit.report import clean
 from sremkit.audit.result_table import IDENTITY, ResultTable, arrow, read_summary
 from sremkit.errors import DataError, UserError
@@ -117,8 +117,7 @@ class ReviewedAudit:
         with self._lock:
             for change in self.decisions.changes(self._seen):
                 self._seen = change.number
-                rows = self._rows_of_key.get(change.pair, [])
-                for row in rows:
+                for row in self._rows_of(change):
                     if change.decision is None:
                         self._by_row.pop(row, None)
                     else:
@@ -133,7 +132,7 @@ class ReviewedAudit:
     def changes(self, since: int) -> list[tuple[int, Decision | None]]:
         """Rows whose decisions changed after a version."""
         changed = self.decisions.changes(since)
-        return [(row, change.decision) for change in changed for row in self._rows_of_key.get(change.pair, [])]
+        return [(row, change.decision) for change in changed for row in self._rows_of(change)]
 
     def decide(self, row: int, action: Action | None, text: str | None, *, client: str) -> Decision | None:
         """Store the decision on a row; None removes it. The text is a new caption."""
@@ -239,6 +238,15 @@ class ReviewedAudit:
             key = PairKey(*names).key
             if key in keys:
                 self._rows_of_key.setdefault(key, []).append(row)
+
+    def _rows_of(self, change: Change) -> list[int]:
+        """The rows of a changed pair, which another process may have decided on first."""
+        if change.pair not in self._rows_of_key:
+            row, names = change.row, None
+            if 0 <= row < len(self):
+                names = PairKey(*(self._texts[name][row].as_py() for name in IDENTITY))
+            self._rows_of_key[change.pair] = [row] if names is not None and names.key == change.pair else []
+        return self._rows_of_key[change.pair]
 
     def _read_row(self, row: int) -> dict[str, Any]:
         self._check([row])

@@ -1,0 +1,191 @@
+"""The API of the review on a real server: filters, decisions, images, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from live_server import Client, running
+from reviewed_audits import SCRIPT, open_review, open_reviewed, write_audit
+from sremkit.audit.decisions import Decision, PairKey, read_decisions
+from sremkit.audit.export import export
+from sremkit.cli.main import main
+from sremkit.errors import DataError, UserError
+from sremkit.review.images import AuditImages
+
+
+@pytest.fixture
+def audit(tmp_path: Path) -> Path:
+    return write_audit(tmp_path / "data", texts={1: SCRIPT})
+
+
+@pytest.fixture
+def client(audit: Path) -> Iterator[Client]:
+    with running(open_review(audit)) as opened:
+        yield opened
+
+
+def rows(client: Client, query: str) -> list[int]:
+    return client.get(f"/api/rows?{query}").json()["rows"]
+
+
+def decide(client: Client, row: int, action: str | None, text: str | None = None, tab: str = "tab") -> None:
+    body = {"row": row, "action": action, "text": text, "client": tab}
+    assert client.post("/api/decide", body).status == 200
+
+
+def test_rows_by_score_decision_and_search(client: Client) -> None:
+    assert rows(client, "show=flagged&order=lowest") == list(range(10))  # scores k / 40, flagged below 0.25
+    assert rows(client, "show=flagged&order=highest") == list(range(9, -1, -1))
+    assert rows(client, "show=certain") == [0, 1, 2, 3]  # below 0.1
+    assert rows(client, "low=0.5&high=0.55") == [20, 21, 22]
+    assert rows(client, "query=CAPTION+39") == [39]
+    decide(client, 2, "drop")
+    decide(client, 5, "keep")
+    assert rows(client, "decided=yes&order=row") == [2, 5]
+    assert rows(client, "decided=drop") == [2]
+    assert 2 not in rows(client, "decided=no")
+
+
+def test_the_most_useful_order_starts_at_the_cutoff(client: Client) -> None:
+    first = rows(client, "show=all&order=useful")[:4]
+    assert set(first) <= {7, 8, 9, 10, 11, 12}  # the cutoff is 9 / 40
+    assert first[0] == 9
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/rows?show=everything",
+        "/api/rows?low=2",
+        "/api/rows?low=nan",
+        "/api/rows?low=a",
+        "/api/rows?order=%00",
+        "/api/pairs?rows=1,x",
+        "/api/pairs?rows=99999",
+        "/api/pairs?rows=-1",
+        "/api/pairs?rows=" + ",".join("1" for _ in range(500)),
+        "/api/changes?since=-1",
+        "/image/key/0/huge",
+        "/image/key/99999/small",
+        "/image/key/../../../etc/passwd",
+        "/static/../app.py",
+        "/static/%2e%2e/app.py",
+        "/nothing",
+    ],
+)
+def test_bad_requests_get_a_client_error_and_no_traceback(client: Client, path: str) -> None:
+    answer = client.get(path)
+    assert 400 <= answer.status < 500
+    assert b"Traceback" not in answer.body
+    assert b"File " not in answer.body
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        [],
+        b"not JSON",
+        {"row": 1, "action": "explode", "client": "tab"},
+        {"row": 10**30, "action": "keep", "client": "tab"},
+        {"row": -1, "action": "keep", "client": "tab"},
+        {"row": 1, "action": "edit", "text": "   ", "client": "tab"},
+        {"row": 1, "action": "edit", "text": "x" * 6000, "client": "tab"},
+        {"row": 30, "action": "accept", "client": "tab"},  # has no suggestion
+        {"row": 1, "action": "keep", "client": ""},
+    ],
+)
+def test_bad_decisions_are_refused_and_not_stored(client: Client, audit: Path, content: object) -> None:
+    assert 400 <= client.post("/api/decide", content).status < 500
+    assert read_decisions(audit) == {}
+
+
+def test_changes_need_a_post_of_the_same_origin(client: Client, audit: Path) -> None:
+    body = {"row": 1, "action": "keep", "client": "tab"}
+    assert client.get("/api/decide").status == 405
+    assert client.post("/api/decide", body, origin="http://elsewhere.example").status == 403
+    assert client.post("/api/decide", body, sec_fetch_site="cross-site").status == 403
+    assert read_decisions(audit) == {}
+    assert client.post("/api/decide", body, origin=client.url).status == 200
+    assert len(read_decisions(audit)) == 1
+
+
+def test_undo_takes_back_the_last_decision_of_a_tab(client: Client, audit: Path) -> None:
+    decide(client, 1, "keep", tab="one")
+    decide(client, 2, "drop", tab="two")
+    undone = client.post("/api/undo", {"client": "one"}).json()
+    assert (undone["row"], undone["decision"]) == (1, None)
+    assert client.post("/api/undo", {"client": "one"}).json()["row"] is None
+    assert list(read_decisions(audit).values()) == [Decision("drop")]
+
+
+def test_another_process_sees_decisions_and_they_survive_without_a_clean_end(client: Client, audit: Path) -> None:
+    decide(client, 3, "edit", "a better caption")
+    other = open_reviewed(audit)  # the first connection is still open, as after a kill
+    assert other.by_row() == {3: Decision("edit", "a better caption")}
+    other.decide(4, "drop", None, client="other")
+    assert client.get("/api/changes?since=0").json()["changes"][-1]["row"] == 4
+
+
+def test_images_are_thumbnails_of_rows_and_of_nothing_else(client: Client) -> None:
+    key = client.get("/api/audit").json()["key"]
+    answer = client.get(f"/image/{key}/0/small")
+    assert answer.headers["content-type"] == "image/webp"
+    assert max(Image.open(io.BytesIO(answer.body)).size) <= 256
+    better = client.get(f"/image/{key}/0/small?better=true")
+    assert better.status == 200
+    assert better.body != answer.body
+
+
+def test_captions_travel_as_json_and_every_answer_has_the_policy(client: Client) -> None:
+    answer = client.get("/api/pairs?rows=1")
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json()[0]["text"] == SCRIPT
+    assert "default-src 'none'" in client.get("/").headers["content-security-policy"]
+
+
+def test_an_export_honours_decisions(client: Client, audit: Path, tmp_path: Path) -> None:
+    decide(client, 0, "keep")  # was flagged
+    decide(client, 39, "drop")  # was not
+    decide(client, 2, "accept")
+    counts = export(audit, tmp_path / "keep.csv")
+    text = (tmp_path / "keep.csv").read_text(encoding="utf-8")
+    assert counts.decided == 3
+    assert "caption 0\n" in text.replace(",", "\n")
+    assert "caption 39" not in text
+    assert "better 2" in text
+
+
+def test_a_moved_image_folder_is_a_sentence_and_can_be_named(tmp_path: Path) -> None:
+    audit = write_audit(tmp_path / "data")
+    (tmp_path / "data" / "pairs.csv").rename(tmp_path / "elsewhere.csv")
+    facts = open_reviewed(audit).table.facts["source"]
+    assert "name the new place with --image-root" in AuditImages(audit, facts).note
+    found = AuditImages(audit, facts, path=tmp_path / "elsewhere.csv", image_root=tmp_path / "data")
+    assert found.note == ""
+    assert found.open(0, "0.png") is not None
+    assert found.open(0, "../data/0.png") is None  # a name that is not in the table
+    with pytest.raises(UserError, match="is no folder"):
+        AuditImages(audit, facts, image_root=tmp_path / "gone")
+
+
+def test_folders_that_cannot_be_reviewed_are_sentences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["review", str(tmp_path / "gone"), "--no-browser"]) != 0
+    assert "does not exist" in capsys.readouterr().err
+    audit = write_audit(tmp_path / "data")
+    (audit / "summary.json").unlink()
+    with pytest.raises(DataError, match="is not finished"):
+        open_reviewed(audit)
+
+
+def test_a_database_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    audit = write_audit(tmp_path / "data")
+    (audit / "decisions.sqlite").mkdir()
+    with pytest.raises(UserError, match="check that you may write to this folder"):
+        open_reviewed(audit)
+    assert PairKey("p0", "0.png", "caption 0").key != PairKey("p0", "0.png", "caption 1").key
