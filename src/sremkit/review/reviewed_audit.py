@@ -198,8 +198,8 @@ class ReviewedAudit:
         by_row = self.by_row()
         actions = [decision.action for decision in by_row.values()]
         # Pairs that the audit knew as labels say nothing about its precision.
-        judged = ((decision, bool(self.is_mismatch[row])) for row, decision in by_row.items() if not self.is_label[row])
-        found = precision(judged)
+        unseen = ((decision, bool(self.is_mismatch[row])) for row, decision in by_row.items() if not self.is_label[row])
+        found = precision(unseen)
         flagged = int(self.is_mismatch.sum())
         return {
             "version": self.version,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from layouts import write_image, write_tar
+from reviewed_audits import open_reviewed
 from sharded import Watched, small_plan, write_image_shard
 from sremkit.audit.export import export
 from sremkit.audit.result_table import ResultTable
@@ -15,6 +16,7 @@ from sremkit.audit.scoring.cutoff import CutoffRule
 from sremkit.audit.sharded.plan import list_shards
 from sremkit.audit.sharded.run import audit_shards
 from sremkit.errors import DataError
+from sremkit.review.images import AuditImages
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -74,6 +76,23 @@ def test_the_page_shows_images_out_of_the_shards(finished) -> None:
     page = (finished[0] / "report.html").read_text()
     assert page.count("data:image/") > 3
     assert "could not be" in page or "cannot be" in page
+
+
+def test_a_sharded_audit_is_reviewed_like_any_other(finished, tars: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished[0], tmp_path / "out")
+    reviewed = open_reviewed(tmp_path / "out")
+    facts = reviewed.table.facts["source"]
+    images = AuditImages(tmp_path / "out", facts)
+    assert (len(reviewed), images.note) == (182, "")
+    for row in (0, 70, 150):  # one of each good shard
+        number, name = reviewed.image_name(row)
+        image = images.open(number, name)
+        assert image is not None
+    reviewed.decide(70, "drop", None, client="test")
+    counts = export(tmp_path / "out", tmp_path / "keep.txt", format="keep-list")
+    assert counts.decided == 1
+    dropped = reviewed.details([70])[0]["id"]
+    assert dropped not in (tmp_path / "keep.txt").read_text().split()
 
 
 def test_kept_pairs_are_exported_to_shards(finished, tmp_path: Path) -> None:
