@@ -15,9 +15,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from sremkit.cli import numbers
+from sremkit.config.recipes import NoiseProtocol
 from sremkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def _add_methods(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--noise", help="comma-separated rates to add (default: 0.2,0.4,0.6; for cc152k, which has real noise, 0)"
     )
-    parser.add_argument("--protocol", choices=("caption", "image"), default="caption", help="noise protocol")
+    parser.add_argument("--protocol", choices=get_args(NoiseProtocol), default="caption", help="noise protocol")
     add_grid_arguments(parser, out="runs/bench-methods.csv")
 
 
@@ -123,6 +124,7 @@ def _add_set(parser: argparse.ArgumentParser, *, help: str) -> None:
 def _methods(args: argparse.Namespace) -> None:
     from sremkit.bench import methods
     from sremkit.bench.ensembles import means_of
+    from sremkit.data.noise import protocol_label
 
     rates = methods.default_rates(args.data) if args.noise is None else parse_rates(args.noise)
     backbones = (args.backbone or methods.default_backbone(args.data)).split(",")
@@ -131,7 +133,7 @@ def _methods(args: argparse.Namespace) -> None:
     if len(cells) > MANY:
         print(f"{len(cells)} runs; --methods, --noise and --seeds select fewer", flush=True)
     rows = methods.run_methods(cells, args.out, means=means_of(cells, backbones), jobs=args.jobs)
-    added = f"noise per {args.protocol}" if any(rates) else "no noise added"
+    added = f"noise {protocol_label(args.protocol)}" if any(rates) else "no noise added"
     over = "1 seed" if args.seeds == 1 else f"mean ± standard deviation over {args.seeds} seeds"
     show_table(methods.methods_table(rows, title=f"{methods.split_data(args.data)[0]}, {added}, {over}"), args)
 

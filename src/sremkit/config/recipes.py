@@ -23,6 +23,7 @@ from sremkit.errors import UnknownNameError, UserError, UserNotice
 from sremkit.io import MAX_SEED, first_line
 
 Precision = Literal["float32", "tf32", "bf16"]
+NoiseProtocol = Literal["caption", "image", "absent", "near", "shared-word", "one-word"]
 
 COUNT = Range(least=0, limit=1_000_000_000)
 AT_LEAST_ONE = Range(least=1, limit=1_000_000_000)
@@ -77,14 +78,17 @@ class NoiseSettings:
     """Which training pairs are made wrong.
 
     Args:
-        rate: share of the training captions (or images) whose pairing is shuffled.
-        protocol: shuffle the images of single captions ("caption"), or of all captions of an image ("image").
-        seed: of the shuffle.
+        rate: share of the training captions (or images) that are made wrong.
+        protocol: shuffle the images of single captions ("caption"), or of all captions of an image ("image"); captions
+            of images that are held out ("absent"); the image of a similar caption ("near", needs sentence vectors), or
+            of a caption with a content word in common ("shared-word"); one content word exchanged ("one-word", for
+            models that read words).
+        seed: of the draw.
         file: a published index file, used instead of rate, protocol and seed.
     """
 
     rate: Annotated[float, SHARE] = 0.0
-    protocol: Literal["caption", "image"] = "caption"
+    protocol: NoiseProtocol = "caption"
     seed: Annotated[int, SEED] = 0
     file: str | None = None
 
