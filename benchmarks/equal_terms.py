@@ -3,6 +3,7 @@
     python -m benchmarks.equal_terms --noise 0.6
     python -m benchmarks.equal_terms --methods rcl,srem-plus --noise 0.4 --seeds 3
     python -m benchmarks.equal_terms --controls all --noise 0.6
+    python -m benchmarks.equal_terms --controls rcl,srem-plus,srem-plus-without-rematching --protocol absent
 
 A trial is the shipped recipe of the method with learning rate, dropout and averaged weights of the grid; the options of
 the method stay those of the recipe. Every trial may train for 40 epochs, warm-up included, at a constant learning rate,
@@ -19,7 +20,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, get_args
 
 import numpy as np
 
@@ -28,9 +29,10 @@ from sremkit.bench.grid import run_grid, write_csv
 from sremkit.bench.methods import method_recipe, split_data
 from sremkit.bench.tables import Table, grouped, mean_and_deviation
 from sremkit.cli.bench import add_grid_arguments, parse_rates, show_table
-from sremkit.config.recipes import Recipe, recipe_from_table, recipe_to_toml
+from sremkit.config.recipes import NoiseProtocol, Recipe, recipe_from_table, recipe_to_toml
 from sremkit.config.settings import suggestion
 from sremkit.data.batch import Batch
+from sremkit.data.noise import protocol_label
 from sremkit.data.training_pairs import keep_list_lines, noise_for, read_training_pairs
 from sremkit.errors import UnknownNameError
 from sremkit.methods import METHODS, Forward
@@ -128,7 +130,14 @@ def chosen_cells(trials: Sequence[dict[str, Any]], seeds: Sequence[int], source:
 
 
 def control_cells(
-    data: str, backbone: str, controls: Sequence[Control], rates: Sequence[float], seeds: Sequence[int], folder: Path
+    data: str,
+    backbone: str,
+    controls: Sequence[Control],
+    rates: Sequence[float],
+    seeds: Sequence[int],
+    folder: Path,
+    *,
+    protocol: str = "caption",
 ) -> list[Cell]:
     """Every control for each noise rate and seed; keep-lists of right pairs are written into `folder`."""
     name, source = split_data(data)
@@ -136,7 +145,8 @@ def control_cells(
     for rate in rates:
         for control in controls:
             for seed in seeds:
-                settings = [f"noise.rate={rate}", f"noise.seed={seed}", f"training.seed={seed}", *source]
+                settings = [f"noise.rate={rate}", f"noise.seed={seed}", f"noise.protocol={protocol}"]
+                settings += [f"training.seed={seed}", *source]
                 recipe = method_recipe(name, backbone, control.base, settings).recipe
                 recipe = recipe_from_table(tomllib.loads(recipe_to_toml(recipe)), control.overrides)
                 if control.method is not None:  # with the options of the base
@@ -144,7 +154,7 @@ def control_cells(
                 if control.right_only:
                     recipe = right_pairs_only(recipe, folder)
                 labels = {"data": name, "backbone": backbone, "method": control.name, "rate": rate, "seed": seed}
-                cells.append((labels, recipe))
+                cells.append((labels | {"protocol": protocol}, recipe))
     return cells
 
 
@@ -194,6 +204,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--methods", default=",".join(SINGLE_NETWORK), help="comma-separated")
     parser.add_argument("--controls", help="run these controls instead of trials: comma-separated names, or all")
     parser.add_argument("--noise", default="0.6", help="comma-separated rates")
+    parser.add_argument(
+        "--protocol", choices=get_args(NoiseProtocol), default="caption", help="noise protocol of the controls"
+    )
     add_grid_arguments(parser, out="runs/equal-terms.csv")
     return parser
 
@@ -203,9 +216,10 @@ def run(args: argparse.Namespace) -> None:
     data, source = split_data(args.data)
     if args.controls:
         controls = choose_controls(args.controls)
-        cells = control_cells(args.data, args.backbone, controls, rates, range(args.seeds), folder)
+        seeds = range(args.seeds)
+        cells = control_cells(args.data, args.backbone, controls, rates, seeds, folder, protocol=args.protocol)
         rows = run_grid(cells, folder, jobs=args.jobs, on_row=_report)
-        table = equal_terms_table(rows, f"controls, {data}, {args.backbone}")
+        table = equal_terms_table(rows, f"controls, {data}, {args.backbone}, noise {protocol_label(args.protocol)}")
     else:
         cells = trial_cells(args.data, args.backbone, args.methods.split(","), rates)
         trials = run_grid(cells, folder, jobs=args.jobs, on_row=_report)
