@@ -167,12 +167,28 @@ class TrainingSettings:
 
 
 @dataclass(frozen=True)
+class ProvenanceSettings:
+    """Where the settings of a recipe come from. It has no effect on a run.
+
+    Args:
+        trials: number of settings that were tried on the validation split before these were chosen; unknown when
+            absent.
+    """
+
+    trials: Annotated[int | None, COUNT] = None
+
+    def __post_init__(self) -> None:
+        check_ranges(self, where="provenance")
+
+
+@dataclass(frozen=True)
 class Recipe:
     """Everything that decides a run.
 
     Args:
         model: name of a backbone, and its options.
         method: name of a method, and its options.
+        provenance: where the settings come from; no part of a run, so neither of its record nor of a cell's key.
     """
 
     name: str
@@ -181,6 +197,7 @@ class Recipe:
     method: dict[str, Any]
     noise: NoiseSettings = field(default_factory=NoiseSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
+    provenance: ProvenanceSettings = field(default_factory=ProvenanceSettings, compare=False)
 
     def __post_init__(self) -> None:
         for table in ("model", "method"):
