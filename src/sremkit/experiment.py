@@ -22,7 +22,15 @@ import torch
 from sremkit.config.recipes import DataSettings, Recipe
 from sremkit.config.settings import SettingsError, check_options, check_sizes
 from sremkit.data import Batches, Noise, Pairs, Vocabulary
-from sremkit.data.training_pairs import are_trained_on, noise_for, read_split, read_training_pairs, resolve_source
+from sremkit.data.pairs import MISSING
+from sremkit.data.training_pairs import (
+    are_trained_on,
+    noise_for,
+    read_split,
+    read_training_pairs,
+    resolve_source,
+    with_noise,
+)
 from sremkit.errors import DataError, UserError
 from sremkit.evaluation import retrieval_recall_folds
 from sremkit.evaluation.noise_observer import NoiseObserver
@@ -51,7 +59,8 @@ class Prepared:
 
     recipe: Recipe
     train: Pairs  # as given, so with the noise in it
-    true_image: np.ndarray  # (training pairs,) the truth about them: the image that each text belongs to
+    true_image: np.ndarray  # (training pairs,) the truth about them: the image that each text belongs to, or MISSING
+    is_noisy: np.ndarray  # (training pairs,) bool: which of them are wrong as given
     val: Pairs
     validates_on_training_pairs: bool  # the collection has no splits
     noise: Noise  # of all pairs, so before any were set aside
@@ -60,11 +69,6 @@ class Prepared:
     matcher: Matcher
     method: Method
     process: Process
-
-    @property
-    def is_noisy(self) -> np.ndarray:
-        """(training pairs,) bool: which of them are wrong as given."""
-        return self.train.image_of_text != self.true_image
 
     def model_facts(self) -> dict[str, Any]:
         """What it takes to use the trained model without the recipe."""
@@ -83,9 +87,14 @@ def prepare(recipe: Recipe, process: Process | None = None) -> Prepared:
     _check_backbone(recipe.model)
     clean = read_training_pairs(recipe.data)
     noise = noise_for(recipe.noise, clean)
+    if noise.texts is not None and BACKBONES[recipe.model["name"]].text_input == "sentences":
+        raise UserError(
+            f"the noise protocol 'one-word' changes captions, but the backbone '{recipe.model['name']}' reads sentence "
+            "vectors, which would be those of the right ones; choose a backbone that reads words, or protocol 'near'"
+        )
     method = _method(recipe.method)
     aside = _set_aside(recipe, clean, method)  # (m,) bool
-    used = np.flatnonzero(~aside)
+    train, true_image, is_noisy = with_noise(clean, noise, leave_out=aside)
     vocabulary = _vocabulary(recipe.data, clean)
     torch.manual_seed(recipe.training.seed)
     if recipe.training.threads is not None:
@@ -94,8 +103,9 @@ def prepare(recipe: Recipe, process: Process | None = None) -> Prepared:
     val = read_split(recipe.data, recipe.data.val_split)
     return Prepared(
         recipe=recipe,
-        train=clean.paired_as(noise.image_of_text).select(used),
-        true_image=clean.image_of_text[used],
+        train=train,
+        true_image=true_image,
+        is_noisy=is_noisy,
         val=val,
         validates_on_training_pairs=are_trained_on(val, clean),
         noise=noise,
@@ -159,7 +169,11 @@ def make_trainer(
             prepared.trusted, batch_size=settings.batch_size, vocabulary=prepared.vocabulary, seed=settings.seed
         )
     if observer is None and prepared.is_noisy.any():  # else it is not known which pairs are wrong
-        observer = NoiseObserver(batches.image_ids(prepared.true_image))
+        present = prepared.true_image != MISSING
+        true_image = np.where(present, batches.image_ids(prepared.true_image), MISSING)
+        observer = NoiseObserver(
+            true_image, changed=prepared.is_noisy & (prepared.train.image_of_text == prepared.true_image)
+        )
     return Trainer(
         prepared.matcher,
         prepared.method,

@@ -15,6 +15,7 @@ from torch import Tensor
 from small_recipes import TINY, tiny
 from sremkit import experiment
 from sremkit.bench import grid
+from sremkit.bench.differences import NOTE
 from sremkit.bench.methods import method_cells, methods_table, run_methods
 from sremkit.config.recipes import load_recipe
 
@@ -141,7 +142,7 @@ def test_the_methods_bench_writes_csv_and_a_table(tmp_path: Path) -> None:
         ["vse-infty", rate, method, "2", "1+1"] for rate in ("0", "0.4") for method in ("infonce", "srem")
     ]
     assert "±" in lines[-1][-1]
-    assert table.notes == ["Epochs: every method trained for 2, warm-up included."]
+    assert table.notes == ["Epochs: every method trained for 2, warm-up included.", NOTE]
     assert len(list((tmp_path / "bench.cells").iterdir())) == 8
     json.loads(next((tmp_path / "bench.cells").iterdir()).read_text())
 

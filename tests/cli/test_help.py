@@ -103,7 +103,7 @@ def contexts() -> list:
         ("srem train scenes-srem-", ["scenes-srem-plus"]),
         ("srem train --re", ["--resume"]),
         ("srem eval --split t", ["test"]),
-        ("srem noise make --protocol ", ["caption", "image"]),
+        ("srem noise make --protocol ", ["caption", "image", "absent", "near", "shared-word", "one-word"]),
         ("srem describe srem-p", ["srem-plus"]),
     ],
 )

@@ -209,6 +209,25 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return [row for row in rows if row["history"] is not None]
 
 
+def read_csv(path: Path) -> list[dict[str, Any]]:
+    """The rows of a grid's CSV file, numbers as numbers and empty cells left out; without histories."""
+    if not path.exists():
+        raise UserError(f"{path} does not exist; `srem bench methods -o {path}` makes it")
+    with path.open(encoding="utf-8", newline="") as file:
+        return [{key: _number(text) for key, text in row.items() if text} for row in csv.DictReader(file)]
+
+
+def _number(text: str) -> Any:
+    if text in ("True", "False"):
+        return text == "True"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
 def read_row(folder: Path, key: str) -> dict[str, Any]:
     """The row of a finished cell."""
     row = read_json(row_file(folder, key))

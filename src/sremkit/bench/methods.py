@@ -1,7 +1,8 @@
 """Compare methods under one protocol: every method, backbone, noise rate and seed is one run, a cell of a grid.
 
-Hyperparameters were chosen on the validation split. The test split is scored once per cell, with the model that was
-best on the validation split. A backbone with a plus in its name, "saf+sgr", is the mean of two cells.
+Hyperparameters were chosen on the validation split, with as many trials as the table says. The test split is scored
+once per cell, with the model that was best on the validation split. Differences between methods are paired by seed
+(differences.py). A backbone with a plus in its name, "saf+sgr", is the mean of two cells.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import inspect
 import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sremkit.bench.differences import METRIC, NOTE, Difference, differences_to_best_rival
 from sremkit.bench.ensembles import Mean, backbones_to_train, keys_to_keep, mean_rows
 from sremkit.bench.grid import cell_key, row_file, run_grid, scores_file, write_csv
 from sremkit.bench.published import REAL_NOISE, add_published, noise_label, published_rsum
-from sremkit.bench.tables import Table, grouped, mean_and_deviation
+from sremkit.bench.tables import Table, bold, grouped, mean_and_deviation
 from sremkit.config.recipes import (
     Recipe,
     TrainingSettings,
@@ -39,13 +42,17 @@ LABELS = ("backbone", "noise", "method", "seeds", "epochs")
 SHOWN = {
     **{f"test_{key}": key.replace("/", " ") for key in RECALLS},
     "test_rsum": "R_sum",
+    "against_rival": "against the best rival",
     "published_rsum": "published R_sum",
     "train_auroc": "AUROC",
     "crowd_auroc": "crowd",
     "noisy_gradient_ratio": "noisy gradients",
+    "noisy_pull_ratio": "noisy pull",
     "filter_seconds_per_epoch": "filter s/epoch",
     "seconds_per_epoch": "train s/epoch",
+    "seconds": "s",
     "peak_memory_mb": "MB",
+    "trials": "trials",
 }
 
 
@@ -222,9 +229,17 @@ def _check_test_splits(recipes: Sequence[Recipe]) -> None:
             )
 
 
+def with_recipes(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of older files, which do not name their recipe: by data, backbone and method, if it is shipped."""
+    shipped = recipe_files()
+    names = [f"{row['data']}-{row['backbone']}-{row['method']}" for row in rows]
+    return [{"recipe": name, **row} if name in shipped else row for name, row in zip(names, rows, strict=True)]
+
+
 def methods_table(rows: Sequence[dict[str, Any]], *, title: str) -> Table:
     """Mean ± standard deviation over seeds; single models, ensembles and published numbers in separate sections."""
-    rows = [{**row, "published_rsum": published_rsum(row)} for row in rows]
+    gains = differences_to_best_rival(rows)
+    rows = [{**row, "published_rsum": published_rsum(row), **_comparison(row, gains)} for row in rows]
     shown = {key: name for key, name in SHOWN.items() if any(row.get(key) is not None for row in rows)}
     table = Table(title, [*LABELS, *shown.values()], labels=3)
     singles = [row for row in rows if row.get("networks", 1) == 1]
@@ -240,17 +255,32 @@ def methods_table(rows: Sequence[dict[str, Any]], *, title: str) -> Table:
 def _lines(rows: Sequence[dict[str, Any]], shown: dict[str, str]) -> list[list[str]]:
     lines = []
     for (backbone, rate, method), members in grouped(rows, "backbone", "rate", "method").items():
-        cells = [
-            mean_and_deviation([m[key] for m in members if m.get(key) is not None], key)
-            if key != "published_rsum"
-            else members[0][key] or "-"
-            for key in shown
-        ]
+        cells = [_cell(members, key) for key in shown]
         noise = noise_label(members[0]["data"], rate)
         marked = f"{method} *" if members[0].get("adapted") else method
         epochs = ", ".join(dict.fromkeys(_epochs_label(member) for member in members))
         lines.append([backbone, noise, marked, str(len(members)), epochs, *cells])
     return lines
+
+
+def _cell(members: Sequence[dict[str, Any]], key: str) -> str:
+    first = members[0].get(key)
+    if key in ("published_rsum", "against_rival", "trials"):  # the same for every seed
+        return "-" if first is None or first == "" else str(first)
+    text = mean_and_deviation([m[key] for m in members if m.get(key) is not None], key)
+    gain = members[0].get("against_rival")
+    return bold(text) if key == METRIC and gain is not None and gain.is_ahead else text
+
+
+def _comparison(row: dict[str, Any], gains: dict[tuple, Difference]) -> dict[str, Any]:
+    """The difference to the best rival, and the trials of the recipe, where they are known."""
+    found = gains.get((row["data"], row["backbone"], row["rate"], row["method"]))
+    return {"against_rival": found, "trials": None if row.get("adapted") else _trials(row.get("recipe"))}
+
+
+@cache
+def _trials(recipe: str | None) -> int | None:
+    return None if recipe is None or recipe not in recipe_files() else load_recipe(recipe).provenance.trials
 
 
 def _epochs_label(row: dict[str, Any]) -> str:
@@ -278,6 +308,10 @@ def _notes(rows: Sequence[dict[str, Any]]) -> list[str]:
             f"* No recipe of its own ({', '.join(dict.fromkeys(names))}): data, schedule and batch size are those of "
             f"{recipe}, other options the defaults."
         )
+    if any(row.get("against_rival") for row in rows):
+        notes.append(NOTE)
+    if any(row.get("trials") is not None for row in rows):
+        notes.append("Trials: settings tried on the validation split before those of the recipe were chosen.")
     larger = [row for row in rows if row.get("networks", 1) > 2]
     if larger:
         named = dict.fromkeys(f"{row['backbone']} {row['method']} ({row['networks']})" for row in larger)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from sremkit.errors import UserError
+
+_BOLD = re.compile(r"\*\*(.+?)\*\*")
 
 
 @dataclass
@@ -63,7 +66,7 @@ class Table:
         for heading, lines in self.sections:
             body += f'<tr><th colspan="{len(self.columns)}" scope="rowgroup">{escape(heading)}</th></tr>\n'
             for line in lines:
-                body += "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>\n"
+                body += "<tr>" + "".join(f"<td>{_html(cell)}</td>" for cell in line) + "</tr>\n"
         notes = "".join(f"<p>{escape(note)}</p>\n" for note in self.notes)
         return PAGE.format(title=escape(self.title), head=head, body=body, notes=notes, labels=self.labels)
 
@@ -132,7 +135,17 @@ def _ampersands(cells: Sequence[str]) -> str:
     return " & ".join(_tex(cell) for cell in cells) + r" \\"
 
 
+def bold(cell: str) -> str:
+    """A cell in bold, as Markdown writes it; the other formats translate it."""
+    return f"**{cell}**"
+
+
+def _html(cell: str) -> str:
+    return _BOLD.sub(r"<b>\1</b>", escape(cell))
+
+
 def _tex(text: str) -> str:
+    text = _BOLD.sub(r"\\textbf{\1}", text)
     for sign in "&%#_":
         text = text.replace(sign, "\\" + sign)
     return text.replace("±", r"$\pm$").replace("→", r"$\to$").replace("✓", r"$\checkmark$")

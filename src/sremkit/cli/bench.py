@@ -4,6 +4,7 @@ srem bench methods --data scenes                     # generated data, no downlo
 srem bench methods --data flickr8k --backbone dual --noise 0.2,0.4,0.6 --seeds 3 -o results/dual.csv
 srem bench methods --data f30k:/data/f30k_precomp --backbone sgr --methods srem,rcl --table f30k.md
 srem bench methods --data flickr8k --backbone saf,sgr,saf+sgr --methods srem --noise 0.4
+srem bench methods --from results/dual.csv           # the table of finished runs, with intervals
 srem bench ablation --recipe scenes-srem --noise 0.4 --seeds 3
 srem bench efficiency --data flickr8k --backbone dual --methods srem,bicro,mscn
 srem bench figures curves --from runs/bench-methods.csv --noise 0.6 -o figures
@@ -15,9 +16,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from sremkit.cli import numbers
+from sremkit.config.recipes import NoiseProtocol
 from sremkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -62,7 +64,10 @@ def _add_methods(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--noise", help="comma-separated rates to add (default: 0.2,0.4,0.6; for cc152k, which has real noise, 0)"
     )
-    parser.add_argument("--protocol", choices=("caption", "image"), default="caption", help="noise protocol")
+    parser.add_argument("--protocol", choices=get_args(NoiseProtocol), default="caption", help="noise protocol")
+    parser.add_argument(
+        "--from", dest="source", type=Path, metavar="CSV", help="print the table of these finished rows; train nothing"
+    )
     add_grid_arguments(parser, out="runs/bench-methods.csv")
 
 
@@ -123,7 +128,14 @@ def _add_set(parser: argparse.ArgumentParser, *, help: str) -> None:
 def _methods(args: argparse.Namespace) -> None:
     from sremkit.bench import methods
     from sremkit.bench.ensembles import means_of
+    from sremkit.bench.grid import read_csv
+    from sremkit.data.noise import protocol_label
 
+    if args.source is not None:
+        rows = read_csv(args.source)
+        title = f"{args.source.stem}, mean ± standard deviation over seeds"
+        show_table(methods.methods_table(methods.with_recipes(rows), title=title), args, written=False)
+        return
     rates = methods.default_rates(args.data) if args.noise is None else parse_rates(args.noise)
     backbones = (args.backbone or methods.default_backbone(args.data)).split(",")
     settings = {"protocol": args.protocol, "overrides": args.overrides}
@@ -131,7 +143,7 @@ def _methods(args: argparse.Namespace) -> None:
     if len(cells) > MANY:
         print(f"{len(cells)} runs; --methods, --noise and --seeds select fewer", flush=True)
     rows = methods.run_methods(cells, args.out, means=means_of(cells, backbones), jobs=args.jobs)
-    added = f"noise per {args.protocol}" if any(rates) else "no noise added"
+    added = f"noise {protocol_label(args.protocol)}" if any(rates) else "no noise added"
     over = "1 seed" if args.seeds == 1 else f"mean ± standard deviation over {args.seeds} seeds"
     show_table(methods.methods_table(rows, title=f"{methods.split_data(args.data)[0]}, {added}, {over}"), args)
 
@@ -223,9 +235,9 @@ def parse_rates(text: str) -> list[float]:
     return rates
 
 
-def show_table(table: Table, args: argparse.Namespace) -> None:
-    """Print the table and the files it was written to."""
-    print(f"\n{table.as_text()}\n\nwritten to {args.out}")
+def show_table(table: Table, args: argparse.Namespace, *, written: bool = True) -> None:
+    """Print the table and the files it was written to; `written`: the CSV file is one of them."""
+    print(f"\n{table.as_text()}\n" + (f"\nwritten to {args.out}" if written else ""))
     for file in args.table:
         table.write(file)
         print(f"           {file}")

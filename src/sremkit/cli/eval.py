@@ -32,13 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from sremkit.bench.tables import aligned
+    from sremkit.data.noise import protocol_label
     from sremkit.evaluation.recall import RECALLS
     from sremkit.experiment import evaluate_runs
 
     result = evaluate_runs(args.runs, split=args.split, folds=args.folds, device=args.device)
     kind = "single model" if len(args.runs) == 1 else f"ensemble of {len(args.runs)}"
     noises = [
-        f"noise per {noise['protocol']}, rate {noise['rate']:.4f}, index {noise['hash']}" for noise in result["noises"]
+        f"noise {protocol_label(noise['protocol'])}, rate {noise['rate']:.4f}, index {noise['hash']}"
+        for noise in result["noises"]
     ]
     folds = result["folds"]
     print(f"{' + '.join(map(str, args.runs))} on {result['split']} ({kind}"

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from sremkit.cli import numbers
+from sremkit.config.recipes import NoiseProtocol
 from sremkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="shuffle a fraction of the pairs and write the index file",
         description="Shuffle a fraction of the pairs, seeded, and write the index file.\n\n"
         "srem noise make --images 29000 --rate 0.4 -o f30k_0.4.npy\n"
-        "srem noise make --data pairs.csv --rate 0.2 --protocol image -o mine_0.2.npy",
+        "srem noise make --data pairs.csv --rate 0.2 --protocol image -o mine_0.2.npy\n"
+        "srem noise make --data pairs.csv --rate 0.05 --protocol one-word -o mine_captions.txt",
     )
     source = make.add_mutually_exclusive_group(required=True)
     source.add_argument("--data", type=Path, help="pairs to make noise for, in any known format")
@@ -38,12 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     make.add_argument("--rate", type=float, default=0.4, help="fraction of the pairs to shuffle, from 0 to 1")
     make.add_argument(
         "--protocol",
-        choices=("caption", "image"),
+        choices=get_args(NoiseProtocol),
         default="caption",
-        help="shuffle captions one by one (NCR, BiCro, MSCN) or all captions of an image together (DECL, RCL)",
+        help="shuffle captions one by one (NCR, BiCro, MSCN) or all captions of an image together (DECL, RCL); take "
+        "captions of images that are held out (absent), of a similar image (near), with a content word in common "
+        "(shared-word); or exchange one word (one-word)",
     )
     make.add_argument("--seed", type=numbers.large_seed, default=0, help="the same seed gives the same file")
-    make.add_argument("-o", "--out", type=Path, required=True, help="the .npy file to write")
+    make.add_argument(
+        "-o", "--out", type=Path, required=True, help="the .npy file to write; for one-word a .txt file of captions"
+    )
     make.set_defaults(act=_make)
 
     inspect = actions.add_parser(
@@ -73,8 +79,12 @@ def _make(args: argparse.Namespace) -> None:
         raise UserError(f"--seed must be 0 or more, got {args.seed}")
     if args.out.exists():
         raise UserError(f"{args.out} exists already; name another file or remove it first")
+    texts, vectors = None, None
     if args.data is not None:
-        image_of_text = read_pairs(args.data, split=args.split).image_of_text
+        pairs = read_pairs(args.data, split=args.split)
+        image_of_text, texts = pairs.image_of_text, pairs.texts
+        if args.protocol == "near" and pairs.text_features is not None:
+            vectors = pairs.text_features.rows(np.arange(len(pairs))).values
     else:
         if args.images < 1:
             raise UserError(f"--images is the number of images, 1 or more; got {args.images}")
@@ -86,10 +96,21 @@ def _make(args: argparse.Namespace) -> None:
                 f"got {args.images * args.captions_per_image:,}"
             )
         image_of_text = np.repeat(np.arange(args.images), args.captions_per_image)
-    noise = make_noise(image_of_text, rate=args.rate, protocol=args.protocol, seed=args.seed)
+    noise = make_noise(image_of_text, args.rate, args.protocol, args.seed, texts=texts, vectors=vectors)
+    if (noise.texts is None) == (args.out.suffix == ".txt"):
+        kind = ".npy file" if noise.texts is None else "text file, .txt, with one caption a line"
+        raise UserError(f"the noise protocol '{args.protocol}' is written as a {kind}; got {args.out}")
     args.out.parent.mkdir(parents=True, exist_ok=True)
+    if noise.texts is not None:
+        lines = (" ".join(text.split()) for text in noise.texts)
+        args.out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        print(f"{args.out}\n  realised rate        {noise.rate:.5f}\n  hash                 {noise.hash}")
+        return
     save_noise(noise, args.out)
-    _describe(args.out, inspect_noise(args.out, image_of_text=image_of_text, format=args.protocol))
+    summary = inspect_noise(
+        args.out, image_of_text=image_of_text, format="image" if args.protocol == "image" else "caption"
+    )
+    _describe(args.out, summary)
 
 
 def _inspect(args: argparse.Namespace) -> None:
@@ -100,9 +121,11 @@ def _inspect(args: argparse.Namespace) -> None:
 
 
 def _describe(file: Path, summary: NoiseSummary) -> None:
+    from sremkit.data.noise import protocol_label
+
     images, all_wrong, none_wrong = summary.num_images, summary.images_all_wrong, summary.images_none_wrong
     lines = {
-        "protocol": f"per {summary.protocol}",
+        "protocol": protocol_label(summary.protocol),
         "file format": f"one number per {summary.format}",
         "realised rate": f"{summary.rate:.5f}",
         "images moved": f"{summary.images_moved:,} of {images:,}",

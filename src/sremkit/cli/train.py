@@ -66,6 +66,7 @@ def _train(recipe, out: Path, *, resumed: bool, trackers: list[str]) -> None:
     from rich.console import Console
 
     from sremkit.config.recipes import recipe_to_toml
+    from sremkit.data.noise import protocol_label
     from sremkit.experiment import prepare, train
     from sremkit.training.distributed import process_group
     from sremkit.training.reporters import ConsoleReporter
@@ -83,8 +84,8 @@ def _train(recipe, out: Path, *, resumed: bool, trackers: list[str]) -> None:
         noise = prepared.noise
         console.print(
             f"{recipe.name}: {recipe.method['name']} with {recipe.model['name']} on {len(prepared.train):,} "
-            f"pairs, {100 * noise.rate:.1f} % of them made wrong (per {noise.protocol}, index {noise.hash}), "
-            f"on {process.device}; the run is in {out}",
+            f"pairs, {100 * noise.rate:.1f} % of them made wrong ({protocol_label(noise.protocol)}, index "
+            f"{noise.hash}), on {process.device}; the run is in {out}",
             soft_wrap=True,
         )
         if prepared.validates_on_training_pairs:

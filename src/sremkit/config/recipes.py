@@ -23,6 +23,7 @@ from sremkit.errors import UnknownNameError, UserError, UserNotice
 from sremkit.io import MAX_SEED, first_line
 
 Precision = Literal["float32", "tf32", "bf16"]
+NoiseProtocol = Literal["caption", "image", "absent", "near", "shared-word", "one-word"]
 
 COUNT = Range(least=0, limit=1_000_000_000)
 AT_LEAST_ONE = Range(least=1, limit=1_000_000_000)
@@ -77,14 +78,17 @@ class NoiseSettings:
     """Which training pairs are made wrong.
 
     Args:
-        rate: share of the training captions (or images) whose pairing is shuffled.
-        protocol: shuffle the images of single captions ("caption"), or of all captions of an image ("image").
-        seed: of the shuffle.
+        rate: share of the training captions (or images) that are made wrong.
+        protocol: shuffle the images of single captions ("caption"), or of all captions of an image ("image"); captions
+            of images that are held out ("absent"); the image of a similar caption ("near", needs sentence vectors), or
+            of a caption with a content word in common ("shared-word"); one content word exchanged ("one-word", for
+            models that read words).
+        seed: of the draw.
         file: a published index file, used instead of rate, protocol and seed.
     """
 
     rate: Annotated[float, SHARE] = 0.0
-    protocol: Literal["caption", "image"] = "caption"
+    protocol: NoiseProtocol = "caption"
     seed: Annotated[int, SEED] = 0
     file: str | None = None
 
@@ -163,12 +167,28 @@ class TrainingSettings:
 
 
 @dataclass(frozen=True)
+class ProvenanceSettings:
+    """Where the settings of a recipe come from. It has no effect on a run.
+
+    Args:
+        trials: number of settings that were tried on the validation split before these were chosen; unknown when
+            absent.
+    """
+
+    trials: Annotated[int | None, COUNT] = None
+
+    def __post_init__(self) -> None:
+        check_ranges(self, where="provenance")
+
+
+@dataclass(frozen=True)
 class Recipe:
     """Everything that decides a run.
 
     Args:
         model: name of a backbone, and its options.
         method: name of a method, and its options.
+        provenance: where the settings come from; no part of a run, so neither of its record nor of a cell's key.
     """
 
     name: str
@@ -177,6 +197,7 @@ class Recipe:
     method: dict[str, Any]
     noise: NoiseSettings = field(default_factory=NoiseSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
+    provenance: ProvenanceSettings = field(default_factory=ProvenanceSettings, compare=False)
 
     def __post_init__(self) -> None:
         for table in ("model", "method"):

@@ -1,49 +1,66 @@
 """Injected mismatches and the published index files of them.
 
-Two protocols share the name "noise rate" and are not comparable. Per caption: the images of some captions are
+Two published protocols share the name "noise rate" and are not comparable. Per caption: the images of some captions are
 permuted among these captions. Per image: some images are permuted, and all captions of an image move together. A
 permutation can leave a pair unchanged, so the realised rate is slightly below the requested one.
 
-Training receives only `Pairs.paired_as(noise.image_of_text)`; `is_noisy` is for evaluation.
+Four more protocols are not permutations (`sremkit.data.mismatches`): "absent", "near", "shared-word" and "one-word".
+
+Training receives only the pairs of `sremkit.data.training_pairs.with_noise`; `is_noisy` is for evaluation.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
+from sremkit.config.recipes import NoiseProtocol
+from sremkit.data import mismatches
 from sremkit.data.features import open_npy
+from sremkit.data.pairs import MISSING
 from sremkit.errors import DataError
 from sremkit.io import digest
 
-Protocol = Literal["caption", "image"]
+FileFormat = Literal["caption", "image"]
 MAX_IMAGES = 1_000_000_000
-PROTOCOLS: tuple[Protocol, ...] = ("caption", "image")
+PROTOCOLS: tuple[NoiseProtocol, ...] = get_args(NoiseProtocol)
+_KNOWN = ", ".join(f"'{name}'" for name in (*PROTOCOLS[2:], "caption"))
+FILE_FORMATS: tuple[FileFormat, ...] = get_args(FileFormat)
 
 
 @dataclass(frozen=True, eq=False)
 class Noise:
     """A partly wrong pairing and its truth."""
 
-    image_of_text: np.ndarray  # (m,) int64: the image each text is paired with
-    is_noisy: np.ndarray  # (m,) bool: whether that is not its own image
-    protocol: Protocol
+    image_of_text: np.ndarray  # (m,) int64: the image each text is paired with; MISSING where the text is left out
+    is_noisy: np.ndarray  # (m,) bool: whether that is not its own image, or the text was changed
+    protocol: NoiseProtocol
     image_of_image: np.ndarray | None = None  # (n,) int64, per image only: new image of the captions of image k
     seed: int | None = None  # None if read from a file
+    texts: Sequence[str] | None = None  # (m,) if captions were changed
+
+    @property
+    def is_used(self) -> np.ndarray:
+        """(m,) bool: whether the text is trained on; all are, except by the protocol "absent"."""
+        used: np.ndarray = self.image_of_text != MISSING
+        return used
 
     @property
     def rate(self) -> float:
         """The realised fraction of wrong pairs."""
-        return float(self.is_noisy.mean())
+        return float(self.is_noisy[self.is_used].mean())
 
     @property
     def hash(self) -> str:
-        """Identifies this pairing in results; see `pairing_hash`."""
-        return pairing_hash(self.image_of_text)
+        """Identifies this pairing, with its changed captions, in results; see `pairing_hash`."""
+        pairing = pairing_hash(self.image_of_text)
+        return pairing if self.texts is None else digest("\0".join([pairing, *self.texts]).encode())
 
 
 def pairing_hash(image_of_text: np.ndarray) -> str:
@@ -54,27 +71,78 @@ def pairing_hash(image_of_text: np.ndarray) -> str:
     return digest(np.ascontiguousarray(image_of_text, dtype="<i8").tobytes())
 
 
-def make_noise(image_of_text: np.ndarray, rate: float = 0.4, protocol: Protocol = "caption", seed: int = 0) -> Noise:
-    """Pair a fraction of the texts with wrong images; the same arguments give the same noise.
+def protocol_label(protocol: str) -> str:
+    """How a protocol is named in a sentence: "per caption", "per image", "protocol near"."""
+    return f"per {protocol}" if protocol in FILE_FORMATS else f"protocol {protocol}"
+
+
+def make_noise(
+    image_of_text: np.ndarray,
+    rate: float = 0.4,
+    protocol: NoiseProtocol = "caption",
+    seed: int = 0,
+    *,
+    texts: Sequence[str] | None = None,
+    vectors: np.ndarray | None = None,
+) -> Noise:
+    """Make a fraction of the pairs wrong; the same arguments give the same noise.
 
     Args:
         image_of_text: (m,) the true image of each text.
-        rate: fraction of captions, or of images, that are permuted.
+        rate: fraction of captions, or of images, that are made wrong.
+        texts: (m,) needed by "shared-word" and "one-word".
+        vectors: (m, d) sentence vectors, needed by "near".
     """
     truth = _image_numbers(image_of_text)
     if protocol not in PROTOCOLS:
-        raise DataError(f"the noise protocol must be 'caption' or 'image', got '{protocol}'")
+        raise DataError(f"the noise protocol must be {_KNOWN} or 'image', got '{protocol}'")
     if not 0 <= rate <= 1:
         raise DataError(f"the noise rate is a fraction between 0 and 1, got {rate}")
-    generator = np.random.default_rng(seed)
+    image_of_image, changed = None, None
+    paired = truth
     if protocol == "caption":
-        paired, image_of_image = _permute_some(truth, rate, generator), None
-    else:
+        paired = _permute_some(truth, rate, np.random.default_rng(seed))
+    elif protocol == "image":
         images = np.unique(truth)
         image_of_image = np.arange(images[-1] + 1)  # images without captions do not move
-        image_of_image[images] = _permute_some(images, rate, generator)
+        image_of_image[images] = _permute_some(images, rate, np.random.default_rng(seed))
         paired = image_of_image[truth]
-    return Noise(paired, paired != truth, protocol, image_of_image, seed=seed)
+    elif protocol == "absent":
+        paired = mismatches.partner_absent(truth, rate, seed)
+    elif protocol == "near":
+        paired = mismatches.near(truth, _required_vectors(vectors, len(truth)), rate, seed)
+    elif protocol == "shared-word":
+        paired = mismatches.shared_word(_required_texts(texts, len(truth), protocol), truth, rate, seed)
+    else:
+        changed = mismatches.one_word(_required_texts(texts, len(truth), protocol), truth, rate, seed)
+    is_noisy = (paired != truth) & (paired != MISSING)
+    if changed is not None and texts is not None:
+        is_noisy = np.array([new != old for new, old in zip(changed, texts, strict=True)])
+    if rate > 0 and protocol in ("near", "shared-word", "one-word") and rate * len(truth) >= 1 and not is_noisy.any():
+        raise DataError(
+            f"the noise protocol '{protocol}' can make no pair of these data wrong: there is no other image, or no "
+            "content word in common; take protocol 'caption'"
+        )
+    return Noise(paired, is_noisy, protocol, image_of_image, seed=seed, texts=changed)
+
+
+def _required_texts(texts: Sequence[str] | None, number: int, protocol: str) -> Sequence[str]:
+    if texts is None:
+        raise DataError(f"the noise protocol '{protocol}' reads the captions; give the pairs, not their number alone")
+    if len(texts) != number:
+        raise DataError(f"there are {len(texts)} texts for {number} captions")
+    return texts
+
+
+def _required_vectors(vectors: np.ndarray | None, number: int) -> np.ndarray:
+    if vectors is None:
+        raise DataError(
+            "the noise protocol 'near' compares sentence vectors, and these pairs have none; `srem features` extracts "
+            "them, and the protocols 'shared-word' and 'absent' do without"
+        )
+    if len(vectors) != number:
+        raise DataError(f"there are {len(vectors)} sentence vectors for {number} captions")
+    return vectors
 
 
 def _permute_some(values: np.ndarray, rate: float, generator: np.random.Generator) -> np.ndarray:
@@ -87,25 +155,33 @@ def _permute_some(values: np.ndarray, rate: float, generator: np.random.Generato
     return permuted
 
 
-def save_noise(noise: Noise, path: str | Path, *, format: Protocol | None = None) -> None:
+def save_noise(noise: Noise, path: str | Path, *, format: FileFormat | None = None) -> None:
     """Write an index file that the published implementations read.
+
+    The protocol "absent" leaves captions out, for which there is no published format: its file has two rows, the
+    numbers of caption and image of the pairs that are left.
 
     Args:
         format: "caption" stores the image of each caption, "image" the new image of each image's captions; by default
-            the protocol. Noise per image can be stored in both, noise per caption only in the first.
+            the protocol. Noise per image can be stored in both, other noise only in the first.
     """
-    format = noise.protocol if format is None else format
-    if format not in PROTOCOLS:
+    if noise.texts is not None:
+        raise DataError("the protocol 'one-word' changes captions and not the pairing, so there is no index file of it")
+    format = ("image" if noise.protocol == "image" else "caption") if format is None else format
+    if format not in FILE_FORMATS:
         raise DataError(f"the noise file format must be 'caption' or 'image', got '{format}'")
     index = noise.image_of_text if format == "caption" else noise.image_of_image
     if index is None:
         raise DataError("noise per caption cannot be written per image; save it with format='caption'")
+    if not noise.is_used.all():
+        used = np.flatnonzero(noise.is_used)
+        index = np.stack([used, index[used]])
     with Path(path).open("wb") as file:  # numpy would add .npy to a path
         np.save(file, index.astype("<i8"), allow_pickle=False)
 
 
 def load_noise(
-    path: str | Path, image_of_text: np.ndarray, *, num_images: int | None = None, format: Protocol | None = None
+    path: str | Path, image_of_text: np.ndarray, *, num_images: int | None = None, format: FileFormat | None = None
 ) -> Noise:
     """Read a published index file of either format, recognised by its length.
 
@@ -119,11 +195,13 @@ def load_noise(
     """
     truth, index = _image_numbers(image_of_text), _read_index(path)
     num_images = int(truth.max()) + 1 if num_images is None else num_images
+    if index.ndim == 2:
+        return _noise_of_pairs(path, index, truth, num_images)
     return _noise_of_index(path, index, truth, num_images, format)
 
 
 def _noise_of_index(
-    path: str | Path, index: np.ndarray, truth: np.ndarray, num_images: int, format: Protocol | None
+    path: str | Path, index: np.ndarray, truth: np.ndarray, num_images: int, format: FileFormat | None
 ) -> Noise:
     format = format or _format_by_length(path, index, truth, num_images)
     expected = len(truth) if format == "caption" else num_images
@@ -148,7 +226,20 @@ def _noise_of_index(
     return Noise(paired, paired != truth, "caption" if image_of_image is None else "image", image_of_image)
 
 
-def _format_by_length(path: str | Path, index: np.ndarray, truth: np.ndarray, num_images: int) -> Protocol:
+def _noise_of_pairs(path: str | Path, index: np.ndarray, truth: np.ndarray, num_images: int) -> Noise:
+    """Of the file of the protocol "absent"."""
+    texts, images = index
+    if texts.max() >= len(truth) or images.max() >= num_images or len(np.unique(texts)) != len(texts):
+        raise DataError(
+            f"{path} names caption {texts.max()} and image {images.max()}, but the data has {len(truth)} captions and "
+            f"{num_images} images, or it names a caption twice; is it the index of another dataset or split?"
+        )
+    paired = np.full(len(truth), MISSING)
+    paired[texts] = images
+    return Noise(paired, (paired != truth) & (paired != MISSING), "absent")
+
+
+def _format_by_length(path: str | Path, index: np.ndarray, truth: np.ndarray, num_images: int) -> FileFormat:
     num_captions = len(truth)
     if len(index) not in (num_captions, num_images):
         raise DataError(
@@ -185,8 +276,8 @@ def _is_permutation(index: np.ndarray) -> bool:
 class NoiseSummary:
     """Statistics of an index file; None where the file alone does not determine them."""
 
-    protocol: Protocol  # of the permutation
-    format: Protocol  # number per caption or per image
+    protocol: NoiseProtocol  # of the permutation
+    format: FileFormat  # number per caption or per image
     num_images: int  # images that have captions
     num_captions: int | None
     captions_moved: int | None
@@ -203,7 +294,7 @@ def inspect_noise(
     captions_per_image: int | None = None,
     image_of_text: np.ndarray | None = None,
     *,
-    format: Protocol | None = None,
+    format: FileFormat | None = None,
 ) -> NoiseSummary:
     """Describe an index file, with its data or from the file alone.
 
@@ -211,22 +302,28 @@ def inspect_noise(
     image, and its captions are counted only if `captions_per_image` is given. `format` is as for `load_noise`.
     """
     index = _read_index(path)
-    if image_of_text is not None:
+    if index.ndim == 2:
+        if image_of_text is None:
+            raise DataError(f"{path} holds pairs (protocol absent), which only their data explain; give image_of_text")
+        truth, format = _image_numbers(image_of_text), "caption"
+    elif image_of_text is not None:
         truth = _image_numbers(image_of_text)
         format = format or _format_by_length(path, index, truth, int(truth.max()) + 1)
     else:
         truth, format = _layout_of_file(path, index, captions_per_image)
     has_captions = image_of_text is not None or captions_per_image is not None or format == "caption"
-    noise = _noise_of_index(path, index, truth, int(truth.max()) + 1, format)
+    make = _noise_of_pairs if index.ndim == 2 else partial(_noise_of_index, format=format)
+    noise = make(path, index, truth, int(truth.max()) + 1)
     captions = np.bincount(truth)
-    wrong = np.bincount(truth[noise.is_noisy], minlength=len(captions))[captions > 0]
+    lost = noise.is_noisy | ~noise.is_used
+    wrong = np.bincount(truth[lost], minlength=len(captions))[captions > 0]
     captions = captions[captions > 0]
     return NoiseSummary(
         protocol=noise.protocol if has_captions else "image",
         format=format,
         num_images=len(captions),
         num_captions=len(truth) if has_captions else None,
-        captions_moved=int(wrong.sum()) if has_captions else None,
+        captions_moved=int(noise.is_noisy.sum()) if has_captions else None,
         images_moved=int((wrong > 0).sum()),
         images_all_wrong=int((wrong == captions).sum()),
         images_none_wrong=int((wrong == 0).sum()),
@@ -236,7 +333,9 @@ def inspect_noise(
     )
 
 
-def _layout_of_file(path: str | Path, index: np.ndarray, captions_per_image: int | None) -> tuple[np.ndarray, Protocol]:
+def _layout_of_file(
+    path: str | Path, index: np.ndarray, captions_per_image: int | None
+) -> tuple[np.ndarray, FileFormat]:
     """The true image of each caption and the format, inferred from the numbers in the file."""
     if captions_per_image is not None and captions_per_image < 1:
         raise DataError(f"captions_per_image must be at least 1, got {captions_per_image}")
@@ -255,8 +354,10 @@ def _layout_of_file(path: str | Path, index: np.ndarray, captions_per_image: int
 
 
 def _read_index(path: str | Path) -> np.ndarray:
-    """Read an index file and check that it is a list of image numbers."""
+    """Read an index file and check that it is a list of image numbers, or of pairs (protocol "absent")."""
     index = open_npy(Path(path), mmap_mode=None, remedy="the noise rate in the name")
+    if index.ndim == 2 and len(index) == 2:
+        return np.stack([_image_numbers(row, name=str(path)) for row in index])
     return _image_numbers(index, name=str(path))
 
 

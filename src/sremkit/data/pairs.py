@@ -132,6 +132,41 @@ class Pairs:
             source_rows=None if self.source_rows is None else self.source_rows[rows],
         )
 
+    def with_texts(self, texts: Sequence[str]) -> Pairs:
+        """The same pairs with other texts; their sentence vectors, which would be those of the old ones, are gone."""
+        return replace(self, texts=list(texts), text_features=None)
+
+    def select_images(self, images: np.ndarray) -> Pairs:
+        """Only these images, renumbered from 0 in this order; every text must be paired with one of them."""
+        images = np.asarray(images, dtype=np.int64)
+        number = np.full(self.num_images, MISSING)
+        number[images] = np.arange(len(images))
+        features = self.image_features
+        return replace(
+            self,
+            image_of_text=number[self.image_of_text],
+            image_ids=[self.image_ids[k] for k in images],
+            images=None if self.images is None else SelectedImages(self.images, images),
+            image_features=None if features is None else SelectedRows(features, images),
+        )
+
+
+class SelectedImages:
+    """Some images of a source, renumbered from 0."""
+
+    def __init__(self, source: ImageSource, selected: np.ndarray) -> None:
+        self.source = source
+        self.selected = selected
+
+    def __len__(self) -> int:
+        return len(self.selected)
+
+    def name(self, index: int) -> str:
+        return self.source.name(int(self.selected[index]))
+
+    def open(self, index: int) -> Image:
+        return self.source.open(int(self.selected[index]))
+
 
 class SelectedRows:
     """Some rows of a feature source, renumbered from 0."""

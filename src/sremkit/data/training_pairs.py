@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from sremkit.config.recipes import DataSettings, NoiseSettings
 from sremkit.data.format_utils import Problems, read_lines
 from sremkit.data.formats import read_pairs
 from sremkit.data.noise import Noise, load_noise, make_noise
-from sremkit.data.pairs import Pairs
+from sremkit.data.pairs import MISSING, Pairs
 from sremkit.errors import DataError
 
 
@@ -45,7 +45,45 @@ def noise_for(settings: NoiseSettings, clean: Pairs) -> Noise:
     if settings.file is not None:
         path = Path(resolve_source(settings.file))
         return load_noise(path, clean.image_of_text, num_images=clean.num_images)
-    return make_noise(clean.image_of_text, rate=settings.rate, protocol=settings.protocol, seed=settings.seed)
+    vectors = None
+    if settings.protocol == "near" and clean.text_features is not None:
+        vectors = clean.text_features.rows(np.arange(len(clean))).values
+    return make_noise(
+        clean.image_of_text,
+        rate=settings.rate,
+        protocol=settings.protocol,
+        seed=settings.seed,
+        texts=clean.texts,
+        vectors=vectors,
+    )
+
+
+class NoisyPairs(NamedTuple):
+    """Pairs to train on, and the truth about them."""
+
+    pairs: Pairs
+    true_image: np.ndarray  # (m,) the image that each text belongs to; MISSING if it is not in the collection
+    is_noisy: np.ndarray  # (m,) bool
+
+
+def with_noise(clean: Pairs, noise: Noise, *, leave_out: np.ndarray | None = None) -> NoisyPairs:
+    """The pairs with their noise. Where captions are left out, images that no caption is paired with are too.
+
+    Args:
+        leave_out: (m,) bool: texts that are not trained on.
+    """
+    if noise.texts is not None:
+        clean = clean.with_texts(noise.texts)
+    used = noise.is_used if leave_out is None else noise.is_used & ~leave_out
+    rows = np.flatnonzero(used)
+    true_image = clean.image_of_text[rows]
+    pairs = clean.select(rows).paired_as(noise.image_of_text[rows])
+    if not noise.is_used.all():
+        images = np.unique(noise.image_of_text[noise.is_used])
+        number = np.full(clean.num_images, MISSING)
+        number[images] = np.arange(len(images))
+        pairs, true_image = pairs.select_images(images), number[true_image]
+    return NoisyPairs(pairs, true_image, noise.is_noisy[rows])
 
 
 def are_trained_on(pairs: Pairs, train: Pairs, *, sample: int = 1000) -> bool:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sremkit.data.batch import Batch
+from sremkit.data.pairs import MISSING
 from sremkit.objectives import Loss, PairReport
 
 
@@ -42,10 +43,13 @@ class NoiseObserver:
     Args:
         true_image: (num_pairs,) the image that each training text belongs to. A pair is wrong if its text is paired
             with another image, in the data or by the method.
+        changed: (num_pairs,) bool: texts that are wrong with every image, because their words were changed.
     """
 
-    def __init__(self, true_image: np.ndarray) -> None:
+    def __init__(self, true_image: np.ndarray, changed: np.ndarray | None = None) -> None:
         self.true_image = torch.as_tensor(true_image)
+        if changed is not None:
+            self.true_image = torch.where(torch.as_tensor(changed), MISSING, self.true_image)
         self._reset()
 
     def _reset(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from sremkit.config.recipes import Recipe
 from sremkit.data import Vocabulary
+from sremkit.data.noise import protocol_label
 from sremkit.errors import UserError
 from sremkit.evaluation.recall import RECALLS
 from sremkit.io import digest, read_json
@@ -79,8 +80,8 @@ def _noise(noise: dict[str, Any]) -> str:
     if noise["rate"] == 0:
         return "None was added to the training pairs."
     return (
-        f"{100 * noise['rate']:.1f} % of the training pairs were made wrong on purpose, per {noise['protocol']} (seed "
-        f"{noise['seed']}, index {noise['hash']})."
+        f"{100 * noise['rate']:.1f} % of the training pairs were made wrong on purpose, "
+        f"{protocol_label(noise['protocol'])} (seed {noise['seed']}, index {noise['hash']})."
     )
 
 

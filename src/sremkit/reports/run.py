@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from sremkit.data.noise import protocol_label
 from sremkit.reports import figures
 from sremkit.reports.page import render
 from sremkit.training.run_folder import RunFolder
@@ -35,7 +36,7 @@ def write_run_report(folder: RunFolder) -> None:
         "run.html",
         title=record["recipe"],
         lead=f"{record['pairs']:,} training pairs, {100 * noise['rate']:.1f} % of them mismatched by injected noise "
-        f"(per {noise['protocol']}, index {noise['hash']}); seed {record['seed']}, single model.",
+        f"({protocol_label(noise['protocol'])}, index {noise['hash']}); seed {record['seed']}, single model.",
         figures=run_figures(history),
         columns=[COLUMNS[key][0] for key in shown],
         rows=[[COLUMNS[key][1](row[key]) if key in row else "" for key in shown] for row in history],

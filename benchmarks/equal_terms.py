@@ -1,0 +1,244 @@
+"""Every method on equal terms: the same validation trials over the same grid, and controls.
+
+    python -m benchmarks.equal_terms --noise 0.6
+    python -m benchmarks.equal_terms --methods rcl,srem-plus --noise 0.4 --seeds 3
+    python -m benchmarks.equal_terms --controls all --noise 0.6
+    python -m benchmarks.equal_terms --controls rcl,srem-plus,srem-plus-without-rematching --protocol absent
+
+A trial is the shipped recipe of the method with learning rate, dropout and averaged weights of the grid; the options of
+the method stay those of the recipe. Every trial may train for 40 epochs, warm-up included, at a constant learning rate,
+and ends when validation R_sum has not risen for `PATIENCE` epochs. Trials run with seed 0. The trial with the best
+validation R_sum then runs with the other seeds, and its test results are compared. All trials are in the CSV file.
+
+A control is the recipe of a method with one thing changed; it answers what a difference comes from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, get_args
+
+import numpy as np
+
+from benchmarks.commands import make_parser, run_command
+from sremkit.bench.grid import run_grid, write_csv
+from sremkit.bench.methods import method_recipe, split_data
+from sremkit.bench.tables import Table, grouped, mean_and_deviation
+from sremkit.cli.bench import add_grid_arguments, parse_rates, show_table
+from sremkit.config.recipes import NoiseProtocol, Recipe, recipe_from_table, recipe_to_toml
+from sremkit.config.settings import suggestion
+from sremkit.data.batch import Batch
+from sremkit.data.noise import protocol_label
+from sremkit.data.training_pairs import keep_list_lines, noise_for, read_training_pairs
+from sremkit.errors import UnknownNameError
+from sremkit.methods import METHODS, Forward
+from sremkit.methods.infonce import InfoNCE
+from sremkit.methods.rcl import RCL
+from sremkit.objectives import Loss
+
+Cell = tuple[dict[str, Any], Recipe]
+SINGLE_NETWORK = ("infonce", "rcl", "decl", "srem", "srem-plus")
+MAX_EPOCHS = 40
+PATIENCE = 4
+#: Learning rate, dropout, decay of the averaged weights (0 for none).
+GRID = ((1e-3, 0.5, 0.999), (5e-4, 0.5, 0.999), (1e-3, 0.3, 0.999), (1e-3, 0.5, 0.0))
+SHOWN = {
+    "val_rsum": "validation R_sum",
+    "test_rsum": "test R_sum",
+    "train_auroc": "AUROC",
+    "crowd_auroc": "crowd",
+    "noisy_pull_ratio": "noisy pull",
+    "epochs": "epochs",
+}
+
+
+@METHODS.register("rcl-after-infonce")
+@dataclass(kw_only=True, eq=False)
+class RCLAfterInfoNCE(RCL):
+    """RCL whose warm-up is InfoNCE; a control, not a published method."""
+
+    has_warmup: ClassVar[bool] = True
+
+    def loss(self, forward: Forward, batch: Batch, *, warmup: bool) -> Loss:
+        if warmup:
+            return InfoNCE().loss(forward, batch, warmup=True)
+        return super().loss(forward, batch, warmup=False)
+
+
+class Control(NamedTuple):
+    """The recipe of a method with one change."""
+
+    name: str
+    base: str  # the recipe of this method
+    overrides: tuple[str, ...] = ()
+    method: str | None = None  # in the place of the base, with its options
+    right_only: bool = False  # train on the right pairs alone, known from the truth
+
+
+CONTROLS = (
+    Control("rcl", "rcl"),
+    Control("rcl-right-pairs-only", "rcl", right_only=True),
+    Control("infonce-right-pairs-only", "infonce", right_only=True),
+    Control("rcl-after-two-epochs-of-infonce", "rcl", ("training.warmup_epochs=2",), "rcl-after-infonce"),
+    Control("srem-plus", "srem-plus"),
+    Control("srem-plus-without-rematching", "srem-plus", ("method.rematch_top_k=0",)),
+    Control("srem-plus-without-memory", "srem-plus", ("method.decay=0.0",)),
+    Control("srem-plus-without-ema", "srem-plus", ("training.ema_decay=0.0",)),
+)
+
+
+def trial_cells(data: str, backbone: str, methods: Sequence[str], rates: Sequence[float]) -> list[Cell]:
+    """Every method with every point of the grid, seed 0."""
+    name, source = split_data(data)
+    return [
+        _trial(name, backbone, method, rate, trial, 0, source)
+        for rate in rates
+        for method in methods
+        for trial in range(len(GRID))
+    ]
+
+
+def _trial(data: str, backbone: str, method: str, rate: float, trial: int, seed: int, source: Sequence[str]) -> Cell:
+    learning_rate, dropout, ema_decay = GRID[trial]
+    settings = [f"noise.rate={rate}", f"noise.seed={seed}", f"training.seed={seed}", *source]
+    settings += [f"training.learning_rate={learning_rate}", f"model.dropout={dropout}"]
+    settings += [f"training.ema_decay={ema_decay}"]
+    recipe = method_recipe(data, backbone, method, settings).recipe
+    recipe = until_validation_stops(recipe)
+    labels = {"data": data, "backbone": backbone, "method": method, "rate": rate, "trial": trial, "seed": seed}
+    labels |= {"learning_rate": learning_rate, "dropout": dropout, "ema_decay": ema_decay}
+    return labels, recipe
+
+
+def until_validation_stops(recipe: Recipe) -> Recipe:
+    """Up to `MAX_EPOCHS` epochs, warm-up included, at a constant rate, until validation R_sum stops rising."""
+    epochs = MAX_EPOCHS - recipe.training.warmup_epochs
+    return replace(recipe, training=replace(recipe.training, epochs=epochs, decay_after=epochs, patience=PATIENCE))
+
+
+def chosen_cells(trials: Sequence[dict[str, Any]], seeds: Sequence[int], source: Sequence[str] = ()) -> list[Cell]:
+    """The best trial of each method and rate by validation R_sum, with the other seeds."""
+    cells = []
+    for (data, backbone, rate, method), members in grouped(trials, "data", "backbone", "rate", "method").items():
+        best = max(members, key=lambda row: row["val_rsum"])["trial"]
+        cells += [_trial(data, backbone, method, rate, best, seed, source) for seed in seeds]
+    return cells
+
+
+def control_cells(
+    data: str,
+    backbone: str,
+    controls: Sequence[Control],
+    rates: Sequence[float],
+    seeds: Sequence[int],
+    folder: Path,
+    *,
+    protocol: str = "caption",
+) -> list[Cell]:
+    """Every control for each noise rate and seed; keep-lists of right pairs are written into `folder`."""
+    name, source = split_data(data)
+    cells = []
+    for rate in rates:
+        for control in controls:
+            for seed in seeds:
+                settings = [f"noise.rate={rate}", f"noise.seed={seed}", f"noise.protocol={protocol}"]
+                settings += [f"training.seed={seed}", *source]
+                recipe = method_recipe(name, backbone, control.base, settings).recipe
+                recipe = recipe_from_table(tomllib.loads(recipe_to_toml(recipe)), control.overrides)
+                if control.method is not None:  # with the options of the base
+                    recipe = replace(recipe, method={**recipe.method, "name": control.method})
+                if control.right_only:
+                    recipe = right_pairs_only(recipe, folder)
+                labels = {"data": name, "backbone": backbone, "method": control.name, "rate": rate, "seed": seed}
+                cells.append((labels | {"protocol": protocol}, recipe))
+    return cells
+
+
+def right_pairs_only(recipe: Recipe, folder: Path) -> Recipe:
+    """The recipe on the pairs that its noise leaves right, without the others."""
+    clean = read_training_pairs(recipe.data)
+    noise = noise_for(recipe.noise, clean)
+    right = [clean.pair_ids[k] for k in np.flatnonzero(~noise.is_noisy).tolist()]
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"right-{noise.hash}.txt"
+    file.write_text("".join(keep_list_lines(right)), encoding="utf-8")
+    data = replace(recipe.data, keep=str(file))
+    # Fewer pairs, so fewer updates in an epoch: the recipe's number of epochs would be too small.
+    return until_validation_stops(replace(recipe, data=data, noise=replace(recipe.noise, rate=0.0)))
+
+
+def equal_terms_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
+    """Mean ± standard deviation over seeds."""
+    table = Table(title, ["method", "seeds", *SHOWN.values()])
+    for (rate,), of_rate in grouped(rows, "rate").items():
+        lines = [
+            [method, str(len(members)), *(_cell(members, key) for key in SHOWN)]
+            for (method,), members in grouped(of_rate, "method").items()
+        ]
+        table.add_section(f"{rate:.0%} noise", lines)
+    return table
+
+
+def _cell(members: Sequence[dict[str, Any]], key: str) -> str:
+    values = [member[key] for member in members if member.get(key) is not None]
+    return ", ".join(map(str, values)) if key == "epochs" else mean_and_deviation(values, key)
+
+
+def choose_controls(names: str) -> list[Control]:
+    """The controls with these names, comma-separated, or all of them."""
+    known = {control.name: control for control in CONTROLS}
+    for name in names.split(","):
+        if name != "all" and name not in known:
+            raise UnknownNameError(f"there is no control called '{name}'; {suggestion(name, known)}")
+    return list(CONTROLS) if names == "all" else [known[name] for name in names.split(",")]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = make_parser("equal_terms", __doc__)
+    parser.add_argument("--data", default="flickr8k", help="first part of the recipes' names, or NAME:PATH")
+    parser.add_argument("--backbone", default="dual", help="second part of the recipes' names")
+    parser.add_argument("--methods", default=",".join(SINGLE_NETWORK), help="comma-separated")
+    parser.add_argument("--controls", help="run these controls instead of trials: comma-separated names, or all")
+    parser.add_argument("--noise", default="0.6", help="comma-separated rates")
+    parser.add_argument(
+        "--protocol", choices=get_args(NoiseProtocol), default="caption", help="noise protocol of the controls"
+    )
+    add_grid_arguments(parser, out="runs/equal-terms.csv")
+    return parser
+
+
+def run(args: argparse.Namespace) -> None:
+    rates, folder = parse_rates(args.noise), args.out.with_suffix(".cells")
+    data, source = split_data(args.data)
+    if args.controls:
+        controls = choose_controls(args.controls)
+        seeds = range(args.seeds)
+        cells = control_cells(args.data, args.backbone, controls, rates, seeds, folder, protocol=args.protocol)
+        rows = run_grid(cells, folder, jobs=args.jobs, on_row=_report)
+        table = equal_terms_table(rows, f"controls, {data}, {args.backbone}, noise {protocol_label(args.protocol)}")
+    else:
+        cells = trial_cells(args.data, args.backbone, args.methods.split(","), rates)
+        trials = run_grid(cells, folder, jobs=args.jobs, on_row=_report)
+        chosen = run_grid(chosen_cells(trials, range(args.seeds), source), folder, jobs=args.jobs, on_row=_report)
+        table = equal_terms_table(chosen, f"best of {len(GRID)} trials each, {data}, {args.backbone}")
+        rows = [*trials, *(row for row in chosen if row["seed"] != 0)]
+    write_csv(rows, args.out)
+    show_table(table, args)
+
+
+def _report(row: dict[str, Any]) -> None:
+    trial = f" trial {row['trial']}" if "trial" in row else ""
+    scores = f"val {row['val_rsum']:.1f}, test {row['test_rsum']:.1f}, {row['epochs']} epochs, {row['seconds']:.0f} s"
+    print(f"{row['rate']:g} {row['method']}{trial} seed {row['seed']}: {scores}", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return run_command(build_parser(), run, arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
