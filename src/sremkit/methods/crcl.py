@@ -2,11 +2,12 @@
 
 The loss of a pair is that of `objectives/active_complementary.py`, both directions. Its label follows the model:
 
-    y_i <- label_decay y_i + (1 - label_decay) p_i,   p_i the mean of P_ii over both directions;   y_i < min_label becomes 0
+    y_i <- label_decay y_i + (1 - label_decay) p_i,   p_i the mean of P_ii over both directions;   y_i < min_label
+    becomes 0
 
-In the warm-up every label is 1, and p_i is kept as the first label. Then the network is initialised again `restarts` times,
-each after `restart_epochs` epochs, and the labels are kept: what one network has learned by heart, the next one has not.
-A new network does not change the labels in its first `frozen_epochs`.
+In the warm-up every label is 1, and p_i is kept as the first label. Then the network is initialised again `restarts`
+times, each after `restart_epochs` epochs, and the labels are kept: what one network has learned by heart, the next one
+has not. A new network does not change the labels in its first `frozen_epochs`.
 Reference: Qin et al., Cross-modal Active Complementary Learning with Self-refining Correspondence, NeurIPS 2023.
 """
 

@@ -3,8 +3,8 @@
     l_i = -y_i log P_ii + complementary_weight sum_{j != i} tan P_ij / (sum_j tan P_ij)^(1 - y_i)
                                                                                     [eq:active-complementary]
 
-P is the softmax of the row and y_i in [0, 1] the label of pair i. At y_i = 1 it is cross-entropy and the tan form of RCL;
-at y_i = 0 nothing is pulled, and the rest lies between 0 and 1, so that a wrong pair has a bounded effect.
+P is the softmax of the row and y_i in [0, 1] the label of pair i. At y_i = 1 it is cross-entropy and the tan form of
+RCL; at y_i = 0 nothing is pulled, and the rest lies between 0 and 1, so that a wrong pair has a bounded effect.
 Pass the transposed logits for the other direction.
 Reference: Qin et al., Cross-modal Active Complementary Learning with Self-refining Correspondence, NeurIPS 2023.
 """

@@ -1,10 +1,11 @@
 """Geometrical structure of a batch, as in GSC: a right pair lies among the other images as among the other texts.
 
-    T_ij = sum_k y_k^2 A_ik B_jk,   l_i = -log softmax(T_i / temperature)_i                                [eq:structure]
-    c_i = cos((y_k A_ik)_k, (y_k B_ik)_k)                                                      [eq:structure-consistency]
+    T_ij = sum_k y_k^2 A_ik B_jk,   l_i = -log softmax(T_i / temperature)_i                               [eq:structure]
+    c_i = cos((y_k A_ik)_k, (y_k B_ik)_k)                                                     [eq:structure-consistency]
 
-A and B (b, b) are the similarities of all images with each other and of all texts with each other; the labels y weigh the
-other pairs, so that wrong ones do not describe a place. l_i is low and c_i high where row i of A and row i of B agree.
+A and B (b, b) are the similarities of all images with each other and of all texts with each other; the labels y weigh
+the other pairs, so that wrong ones do not describe a place. l_i is low and c_i high where row i of A and row i of B
+agree.
 Reference: Zhao et al., Mitigating Noisy Correspondence by Geometrical Structure Consistency Learning, CVPR 2024.
 """
 

@@ -151,7 +151,7 @@ class Trainer:
         self.batches = self.batches.paired_as(self.batches.image_rows(image_ids.numpy()))
 
     def _restart(self) -> None:
-        """Initialise the model again, equally in all processes; the state of the optimizer and the average are new too."""
+        """Initialise the model again, equally in all processes, with a new state of the optimizer and a new average."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.settings.seed + self.position.epoch + 1)
             fresh = build_matcher(self.matcher.name, **self.matcher.options).state_dict()
