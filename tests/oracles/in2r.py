@@ -1,4 +1,4 @@
-"""IN2R in plain loops: neighbours in a memory, mean prototypes, and the loss of a network, written from the formulas."""
+"""IN2R in plain loops: neighbours in a memory, mean prototypes, and their loss, written from the formulas."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def prototypes(queries: Matrix, keys: Matrix, values: Matrix, k: int) -> Matrix:
 
 
 def symmetric(scores: Matrix) -> float:
-    """Mean over the rows of (cross-entropy + the reverse one) / 2, with log 1e-7 for log 0; plus the same of columns."""
+    """Mean over the rows of (cross-entropy + the reverse one) / 2, log 0 being log 1e-7; plus the same of columns."""
     total = 0.0
     for matrix in (scores, [list(column) for column in zip(*scores, strict=True)]):
         for i, row in enumerate(matrix):
