@@ -31,8 +31,8 @@ def test_prototypes_and_their_loss_match_the_oracle(k: int) -> None:
 
 
 def test_by_hand() -> None:
-    # The query lies on the first axis; keys 0 and 2 are nearest, whose values are the two axes: their mean, of length
-    1. keys = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.8, 0.6]], dtype=torch.float64)
+    # The query lies on the first axis; keys 0 and 2 are nearest, with the two axes as values: their mean, of length 1.
+    keys = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.8, 0.6]], dtype=torch.float64)
     values = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
     found = mean_prototype(neighbour_values(keys[:1], keys, values, num_neighbours=2))
     assert found.flatten().tolist() == pytest.approx([math.sqrt(0.5)] * 2, rel=1e-12)

@@ -82,8 +82,8 @@ class CRCL(Method):
         """Initialise the network again, if it is time."""
         if warmup:
             return
-        piece, within = divmod(self.epochs, self.restart_epochs)
-        if within == 0 and 0 < piece <= self.restarts:
+        stage, within = divmod(self.epochs, self.restart_epochs)
+        if within == 0 and 0 < stage <= self.restarts:
             if self.restart is None:
                 raise ValueError("CRCL with restarts initialises the network again; start it with `restart`")
             self.restart()
@@ -127,5 +127,5 @@ class CRCL(Method):
     def _learns_labels(self) -> bool:
         """Whether the network is old enough to change labels; constant within an epoch."""
         begun = self.epochs - 1
-        piece = min(begun // self.restart_epochs, self.restarts)
-        return piece == 0 or begun - piece * self.restart_epochs >= self.frozen_epochs
+        stage = min(begun // self.restart_epochs, self.restarts)
+        return stage == 0 or begun - stage * self.restart_epochs >= self.frozen_epochs
