@@ -12,9 +12,10 @@ from oracles import bicro as oracle
 from oracles import ncr, triplet
 from sremkit.errors import UserError
 from sremkit.methods import build_method
-from sremkit.methods.bicro import bidirectional_consistency, pooled_vectors, ratio
+from sremkit.methods.bicro import bidirectional_consistency, ratio
 from sremkit.methods.common.co_teaching import Strongest, best_tenth, match_strength
 from sremkit.methods.common.mixtures import fit_two_betas, lower_gaussian_probability
+from sremkit.methods.common.vectors import pooled_vectors
 from sremkit.models.matcher import Encoded
 
 

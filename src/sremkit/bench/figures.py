@@ -1,6 +1,7 @@
 """The paper's figures for your own runs, as PNG and SVG.
 
-`curves`: recall and the share of the gradient from mismatched pairs, per epoch, for several methods. `energies`:
+`curves`: recall and the share of the gradient from mismatched pairs, per epoch, for several methods. `cost`: recall
+against the time of an epoch. `energies`:
 histograms of the energies of matched and mismatched pairs during training. `examples`: the pairs of highest energy.
 """
 
@@ -13,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from sremkit.bench.division import with_relative_seconds
+from sremkit.bench.tables import grouped
 from sremkit.config.recipes import Recipe
 from sremkit.data import Pairs
 from sremkit.errors import UserError
@@ -47,6 +50,36 @@ def draw_curves(rows: Sequence[dict[str, Any]], stem: Path) -> list[Path]:
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.set_ylim(0, None)
     figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, loc="outside upper center", ncols=5, fontsize=9)
+    return save_figure(figure, stem)
+
+
+def draw_cost(rows: Sequence[dict[str, Any]], stem: Path) -> list[Path]:
+    """R_sum on the test split against the time of an epoch relative to InfoNCE, mean over seeds.
+
+    Args:
+        rows: cells of the methods bench, all of one backbone and noise rate, InfoNCE among them.
+    """
+    points = []
+    for method, members in grouped(with_relative_seconds(rows), "method").items():
+        if any(member["relative_seconds"] is None for member in members):
+            raise UserError("the cost is relative to InfoNCE, and the CSV has no cell of it; add infonce to --methods")
+        cost = float(np.mean([member["relative_seconds"] for member in members]))
+        recall = float(np.mean([float(member["test_rsum"]) for member in members]))
+        points.append((method[0], cost, recall, int(members[0]["networks"])))
+    figure, (axis,) = new_axes(1, 1, width=6.4, height=4.2)
+    for networks, marker in ((1, "o"), (2, "s")):
+        chosen = [point for point in points if point[3] == networks]
+        if chosen:
+            label = "one network" if networks == 1 else "two networks"
+            axis.scatter(
+                [p[1] for p in chosen], [p[2] for p in chosen], marker=marker, color=COLORS[networks - 1], label=label
+            )
+    for name, cost, recall, _ in points:
+        axis.annotate(name, (cost, recall), textcoords="offset points", xytext=(5, 4), fontsize=8)
+    axis.set_xscale("log")
+    axis.set_xlabel("time of an epoch, relative to InfoNCE")
+    axis.set_ylabel("R_sum on the test split")
+    axis.legend(frameon=False, fontsize=9)
     return save_figure(figure, stem)
 
 

@@ -28,13 +28,16 @@ from sremkit.data.training_pairs import read_split, resolve_source
 from sremkit.errors import UserError
 from sremkit.evaluation import detection_metrics, retrieval_recall_folds
 from sremkit.evaluation.detection import CROWD_FILE, crowd_agreement
+from sremkit.evaluation.division_observer import DivisionObserver
 from sremkit.evaluation.scoring import in_batch_scores, score_matrix
-from sremkit.experiment import describe_noise, make_trainer, peak_memory_mb, prepare
+from sremkit.experiment import Prepared, describe_noise, make_batches, make_trainer, peak_memory_mb, prepare
 from sremkit.io import atomic_write, digest, read_json
 from sremkit.methods import METHODS
 from sremkit.models import Matcher
 from sremkit.training.reporters import HistoryReporter
 from sremkit.training.trainer import Trainer
+
+DIVISION = ("division_precision", "division_recall", "division_auroc", "rematched_right")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -129,7 +132,7 @@ def run_cell(recipe: Recipe, threads: int | None = None, keep_scores: Path | Non
     started = time.monotonic()
     prepared = prepare(recipe)
     history: list[dict[str, Any]] = []
-    trainer = make_trainer(prepared, HistoryReporter(history))
+    trainer = make_trainer(prepared, HistoryReporter(history), observer=_division_observer(prepared))
     peaks = _training_peaks(trainer)
     trainer.run()
     last = history[-1]
@@ -150,6 +153,8 @@ def run_cell(recipe: Recipe, threads: int | None = None, keep_scores: Path | Non
         "selected_wrong": last.get("selected_wrong"),
         "noisy_gradient_ratio": last.get("noisy_gradient_ratio"),
         "noisy_pull_ratio": last.get("noisy_pull_ratio"),
+        **{name: last.get(name) for name in DIVISION},
+        "memory_bytes_per_pair": sum(t.nbytes for t in prepared.method.state_dict().values()) / len(prepared.train),
         "networks": prepared.method.networks,
         "filter_seconds_per_epoch": sum(r["time/filter_seconds"] for r in history) / len(history),
         "seconds_per_epoch": sum(r["time/train_seconds"] for r in history) / len(history),
@@ -161,6 +166,14 @@ def run_cell(recipe: Recipe, threads: int | None = None, keep_scores: Path | Non
     if keep_scores is not None:
         atomic_write(keep_scores, lambda partial: np.save(partial, scores.float().numpy()))
     return row | {"history": [{k: v for k, v in r.items() if isinstance(v, int | float)} for r in history]}
+
+
+def _division_observer(prepared: Prepared) -> DivisionObserver | None:
+    """For a run with known noise; without it there is nothing to divide."""
+    if not prepared.is_noisy.any():
+        return None
+    images = make_batches(prepared).image_ids
+    return DivisionObserver(images(prepared.true_image), images(prepared.train.image_of_text))
 
 
 def epoch_counts(history: Sequence[dict[str, Any]]) -> dict[str, int]:

@@ -1,4 +1,8 @@
-"""Published numbers with their sources, shown next to ours and never mixed with them."""
+"""Published numbers with their sources, shown next to ours and never mixed with them.
+
+`published.csv` has a row for each number: `source` and `table` say where it was read, and `read_in` whether that is the
+method's own paper or a comparison table of another one. Where the source gives no recalls, their columns are empty.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +56,10 @@ def add_published(table: Table, data: str, rates: set[float], shown: dict[str, s
     for row in sorted(published_results(data, rates), key=_is_ensemble):
         kind = "ensembles" if _is_ensemble(row) else "single models"
         folds = f", mean of {row['folds']} folds" if row["folds"] != "1" else ""
-        heading = f"published, not measured by us: {row['source']}, table {row['table']}, {data}{folds}: {kind}"
+        place = f"{row['source']}, table {row['table']}" if row["table"] else row["source"]
+        heading = f"published, not measured by us: {place}, {data}{folds}: {kind}"
         remark = f" ({row['remark']})" if row["remark"] else ""
-        cells = [row.get(key.removeprefix("test_"), "-") for key in shown]
+        cells = [row.get(key.removeprefix("test_")) or "-" for key in shown]
         noise = row["noise_rate"] or noise_label(data, 0)
         line = [row["model"], noise, row["method"] + remark, "-", "-", *cells]
         sections.setdefault(heading, []).append(line)

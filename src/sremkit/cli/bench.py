@@ -1,6 +1,7 @@
 """Compare methods under one protocol. Finished runs are kept, so that an interrupted or larger table continues.
 
 srem bench methods --data scenes                     # generated data, no download
+srem bench methods --data scenes --methods all --noise 0.6 --seeds 1
 srem bench methods --data flickr8k --backbone dual --noise 0.2,0.4,0.6 --seeds 3 -o results/dual.csv
 srem bench methods --data f30k:/data/f30k_precomp --backbone sgr --methods srem,rcl --table f30k.md
 srem bench methods --data flickr8k --backbone saf,sgr,saf+sgr --methods srem --noise 0.4
@@ -8,6 +9,7 @@ srem bench methods --from results/dual.csv           # the table of finished run
 srem bench ablation --recipe scenes-srem --noise 0.4 --seeds 3
 srem bench efficiency --data flickr8k --backbone dual --methods srem,bicro,mscn
 srem bench figures curves --from runs/bench-methods.csv --noise 0.6 -o figures
+srem bench figures cost --from runs/bench-methods.csv --noise 0.6 -o figures
 srem bench figures energies --recipe scenes-srem -o figures
 """
 
@@ -92,16 +94,18 @@ def _add_selection(parser: argparse.ArgumentParser, *, backbone: str) -> None:
     data = "first part of the recipes' names, or NAME:PATH; scenes are generated and need no files"
     parser.add_argument("--data", default="flickr8k", help=data)
     parser.add_argument("--backbone", help=f"{backbone} (default: vse-infty for scenes, otherwise dual)")
-    parser.add_argument("--methods", help="comma-separated (default: every registered method)")
+    parser.add_argument(
+        "--methods", default="all", help="comma-separated, or all (the default) for every registered one"
+    )
 
 
 def _add_figures(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("figure", choices=("curves", "energies", "examples"))
+    parser.add_argument("figure", choices=("curves", "cost", "energies", "examples"))
     parser.add_argument("--from", dest="source", type=Path, default=Path("runs/bench-methods.csv"),
-                        help="curves: CSV of `srem bench methods`, with its folder of cells")  # fmt: skip
-    parser.add_argument("--noise", type=float, help="curves: noise rate (default: the highest of the CSV)")
-    parser.add_argument("--backbone", help="curves: backbone (default: the first of the CSV)")
-    parser.add_argument("--methods", help="curves: comma-separated (default: all of the CSV)")
+                        help="curves, cost: CSV of `srem bench methods`, with its folder of cells")  # fmt: skip
+    parser.add_argument("--noise", type=float, help="curves, cost: noise rate (default: the highest of the CSV)")
+    parser.add_argument("--backbone", help="curves, cost: backbone (default: the first of the CSV)")
+    parser.add_argument("--methods", help="curves, cost: comma-separated (default: all of the CSV)")
     parser.add_argument("--recipe", default="flickr8k-dual-srem", help="energies, examples: recipe to train")
     _add_set(parser, help="setting of the recipe")
     parser.add_argument("-o", "--out", type=Path, default=Path("runs/figures"), help="folder")
@@ -127,6 +131,7 @@ def _add_set(parser: argparse.ArgumentParser, *, help: str) -> None:
 
 def _methods(args: argparse.Namespace) -> None:
     from sremkit.bench import methods
+    from sremkit.bench.division import division_table
     from sremkit.bench.ensembles import means_of
     from sremkit.bench.grid import read_csv
     from sremkit.data.noise import protocol_label
@@ -145,7 +150,13 @@ def _methods(args: argparse.Namespace) -> None:
     rows = methods.run_methods(cells, args.out, means=means_of(cells, backbones), jobs=args.jobs)
     added = f"noise {protocol_label(args.protocol)}" if any(rates) else "no noise added"
     over = "1 seed" if args.seeds == 1 else f"mean ± standard deviation over {args.seeds} seeds"
-    show_table(methods.methods_table(rows, title=f"{methods.split_data(args.data)[0]}, {added}, {over}"), args)
+    title = f"{methods.split_data(args.data)[0]}, {added}, {over}"
+    show_table(methods.methods_table(rows, title=title), args)
+    division = division_table(rows, title=f"{title}: division and cost")
+    print(f"\n{division.as_text()}")
+    for file in args.table:
+        division.write(file.with_stem(f"{file.stem}-division"))
+        print(f"           {file.with_stem(f'{file.stem}-division')}")
 
 
 def _ablation(args: argparse.Namespace) -> None:
@@ -191,7 +202,7 @@ def _figures(args: argparse.Namespace) -> None:
     from sremkit.bench.grid import read_rows
     from sremkit.config.recipes import load_recipe
 
-    if args.figure == "curves":
+    if args.figure in ("curves", "cost"):
         rows = read_rows(args.source)
         backbone = args.backbone or rows[0]["backbone"]
         rates = [float(row["rate"]) for row in rows if row["backbone"] == backbone]
@@ -201,7 +212,8 @@ def _figures(args: argparse.Namespace) -> None:
             rows = [row for row in rows if row["method"] in args.methods.split(",")]
         if not rows:
             raise UserError(f"{args.source} has no cells of {backbone} at noise {noise:g}")
-        files = figures.draw_curves(rows, args.out / f"curves-{backbone}-{noise:g}")
+        draw = figures.draw_curves if args.figure == "curves" else figures.draw_cost
+        files = draw(rows, args.out / f"{args.figure}-{backbone}-{noise:g}")
     else:
         prepared, energies = figures.energies_in_training(load_recipe(args.recipe, args.overrides))
         stem = args.out / f"{args.figure}-{args.recipe}"
@@ -221,7 +233,7 @@ def _moved(args: argparse.Namespace) -> None:
 def _method_names(args: argparse.Namespace) -> list[str]:
     from sremkit.methods import METHODS
 
-    return args.methods.split(",") if args.methods else list(METHODS)
+    return list(METHODS) if args.methods in (None, "all") else args.methods.split(",")
 
 
 def parse_rates(text: str) -> list[float]:

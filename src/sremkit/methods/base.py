@@ -40,6 +40,8 @@ class TrainingContext:
     scan_pairs: Callable[[int], Iterator[Batch]] | None = None  # each pair once, in a random order of this number
     trusted: Batches | None = None  # pairs known to be correct, held out from the training pairs
     pairing: Pairing | None = None
+    take_pairs: Callable[[Tensor], Batch] | None = None  # these training pairs, on the device
+    restart: Callable[[], None] | None = None  # initialise the model again, and forget the optimizer's state
 
     def require_scan(self) -> tuple[Matcher, Callable[[int], Iterator[Batch]]]:
         """The matcher and `scan_pairs`, for a method that scores all pairs between epochs."""
@@ -70,6 +72,8 @@ class Method(TakesOptions):
     returns_to_warmup: ClassVar[bool] = False
     #: Whether a step runs the same kernels whatever the values are, so that CUDA graphs can replay it.
     supports_cuda_graphs: ClassVar[bool] = True
+    #: Whether several processes can share a batch. A method that encodes a batch by itself works in one process.
+    supports_processes: ClassVar[bool] = True
     #: Whether it trains differently in warm-up epochs; without a warm-up, a recipe's warm-up epochs are ordinary ones.
     has_warmup: ClassVar[bool] = True
     #: Whether it divides the pairs into clean and noisy ones; `report.clean` of its loss holds the division.

@@ -17,14 +17,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sremkit.methods.base import METHODS
 from sremkit.methods.common.co_teaching import CoTeaching, PeerSplit, Prediction, Strongest, best_tenth, match_strength
 from sremkit.methods.common.mixtures import fit_two_betas, lower_gaussian_probability
-from sremkit.models.layers.masking import masked_mean
-from sremkit.models.matcher import Encoded
+from sremkit.methods.common.vectors import pooled_vectors
 from sremkit.objectives.logits import product
 
 
@@ -89,13 +87,3 @@ def ratio(x: Tensor, y: Tensor) -> Tensor:
     """min(x / y, y / x), in [0, 1]; 0 where one of them is 0 or their signs differ."""
     small, large = torch.minimum(x.abs(), y.abs()), torch.maximum(x.abs(), y.abs())
     return torch.where(x * y > 0, small / large.clamp_min(torch.finfo(x.dtype).tiny), 0.0)
-
-
-def pooled_vectors(encoded: Encoded) -> Tensor:
-    """One unit vector per item (n, d), in float32 at least: the mean of its regions or words, or its global vector."""
-    if encoded.local is None:
-        vectors = encoded.whole()
-    else:
-        local, mask = encoded.parts()
-        vectors = masked_mean(local, mask.unsqueeze(-1), dim=1)
-    return F.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=-1)

@@ -161,7 +161,11 @@ class SREMPlusMethod(Method):
         return Loss(
             cross_entropy + self.complementary_weight * (lc_i2t + lc_t2i),
             {"cross_entropy": cross_entropy.detach(), **parts},
-            report=PairReport(clean=(clean_prob >= 0.5) | rematched, weight=weight),
+            report=PairReport(
+                clean=(clean_prob >= 0.5) | rematched,
+                weight=weight,
+                rematched=torch.where(rematched, batch.image_id, -1) if self.rematch_top_k > 0 else None,
+            ),
         )
 
     def finish_epoch(self) -> None:

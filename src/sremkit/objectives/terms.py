@@ -20,6 +20,7 @@ class PairReport(NamedTuple):
     energy: PerPair | None = None  # low: a confident match
     active: PerPair | None = None  # bool: the loss has a gradient that pulls the pair together
     swapped: bool = False  # the weight of one direction is applied in the loss of the other, as in SREM
+    rematched: Tensor | None = None  # (b,) int64: the image that the text was re-matched with, -1 where it was not
 
     def applied_weight(self) -> PerPair | None:
         """The weight by the direction whose loss uses it."""

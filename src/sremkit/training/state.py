@@ -36,6 +36,7 @@ class Position:
     warmup_epochs: int | None = None  # planned, if other than the settings'
     warmup_rsum: float | None = None  # validation at the end of the warm-up, until the epoch after it is complete
     failed_attempts: int = 0  # to end the warm-up
+    restarted_at: int = 0  # the step before which the model was initialised last
 
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> Position:

@@ -49,6 +49,10 @@ class OptimizerStep:
         self.settings = settings
         self.device = device
         self.world = world
+        if world > 1 and not method.supports_processes:
+            raise UserError(
+                "this method encodes its batches by itself and works in one process; start it without torchrun"
+            )
         self.forward = build_forward(matcher, settings, world=world)
         self.optimizer = torch.optim.Adam(
             matcher.parameters(),
@@ -201,7 +205,7 @@ class EMA:
 
     @torch.no_grad()
     def update(self, matcher: Matcher, step: int) -> None:
-        """Update after step number `step`, counted from 1; buffers are copied."""
+        """Update after step number `step` of this model, counted from 1; buffers are copied."""
         weight = 1 - min(self.decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(list(self.matcher.parameters()), list(matcher.parameters()), weight)
         for average, current in zip(self.matcher.buffers(), matcher.buffers(), strict=True):

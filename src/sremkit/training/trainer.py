@@ -20,6 +20,7 @@ from sremkit.data.batch import Batch
 from sremkit.data.batches import Batches
 from sremkit.data.prefetch import prefetch
 from sremkit.methods import Method, Pairing, TrainingContext
+from sremkit.models import build_matcher
 from sremkit.models.matcher import EncodedPairs, Matcher, encode_everything
 from sremkit.training.checkpoint import of_another_model, prefixed, without_prefix
 from sremkit.training.cuda_graphs import GraphedSteps, uses_cuda_graphs
@@ -136,6 +137,8 @@ class Trainer:
                 encode=self._encode,
                 assign_images=self._assign_images,
             ),
+            take_pairs=lambda rows: self.batches.take(rows.cpu().numpy()).to(self.device),
+            restart=self._restart,
         )
 
     def _encode(self, text_rows: Tensor) -> tuple[Matcher, EncodedPairs]:
@@ -146,6 +149,17 @@ class Trainer:
 
     def _assign_images(self, image_ids: Tensor) -> None:
         self.batches = self.batches.paired_as(self.batches.image_rows(image_ids.numpy()))
+
+    def _restart(self) -> None:
+        """Initialise the model again, equally in all processes, with a new state of the optimizer and a new average."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.settings.seed + self.position.epoch + 1)
+            fresh = build_matcher(self.matcher.name, **self.matcher.options).state_dict()
+        self.matcher.load_state_dict(fresh)
+        self.optimizer.state.clear()
+        if self.ema is not None:
+            self.ema.matcher.load_state_dict(fresh)
+        self.position.restarted_at = self.position.step
 
     def _begin_epoch(self, epoch: int) -> None:
         for group in self.optimizer.param_groups:
@@ -167,7 +181,7 @@ class Trainer:
         self.position.step += 1
         self.position.step_in_epoch += 1
         if self.ema is not None:
-            self.ema.update(self.matcher, self.position.step)
+            self.ema.update(self.matcher, self.position.step - self.position.restarted_at)
         self.statistics.update(result.batch.pair_id, result.loss.report)
         if self.observer is not None:
             self.observer.step(result.batch, result.loss, result.pull)

@@ -1,0 +1,134 @@
+"""GSC: geometrical structure consistency. A pair is trusted as far as two kinds of structure agree with it.
+
+    L = mean_i y_i (CE_i i2t + CE_i t2i) / 2 + structure_weight mean_i y_i l_i
+
+l_i is the structure loss of `objectives/structure.py`, on the cosines within each modality. After each epoch
+
+    p_i <- momentum P_i + (1 - momentum) p_i,   P_i the mean of P_ii over both directions
+    s_i <- momentum P(upper component | c_i) + (1 - momentum) s_i,   a mixture of two Gaussians over the consistencies c
+    y_i = min(p_i, s_i)
+
+In the warm-up all labels are 1 and the structure loss is left out; p and s are estimated from its epochs.
+Reference: Zhao et al., Mitigating Noisy Correspondence by Geometrical Structure Consistency Learning, CVPR 2024.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sremkit.data.batch import Batch
+from sremkit.methods.base import METHODS, Forward, Method, TrainingContext
+from sremkit.methods.common.co_teaching import rescaled
+from sremkit.methods.common.mixtures import lower_gaussian_probability
+from sremkit.methods.common.vectors import cosines_within
+from sremkit.methods.hinge import Similarity, similarity_of
+from sremkit.objectives import Loss
+from sremkit.objectives.logits import distinct_images, mask_invalid
+from sremkit.objectives.structure import structure_consistency, structure_loss
+from sremkit.objectives.terms import PairReport
+
+KEPT = ("probability", "consistency", "probability_mean", "structure_mean")  # of each pair, in checkpoints
+
+
+@METHODS.register("gsc")
+@dataclass(kw_only=True, eq=False)
+class GSC(Method):
+    """GSC: weights a pair by its probability and by how its image and its text lie among the others.
+
+    Args:
+        similarity: "sigmoid" as published for SGR-like models, or "logit" for scaled cosines.
+        temperature: divides the similarity in the cross-entropy; 0.07 as published for sigmoids.
+        structure_weight: of the structure loss; published: 0.01, on MS-COCO 1.
+        structure_temperature: of the structure loss.
+        momentum: weight of the last epoch in the label.
+        mask_repeated_images: captions of the same image in a batch are not each other's negatives.
+    """
+
+    selects_pairs: ClassVar[bool] = True
+    supports_processes: ClassVar[bool] = False
+
+    similarity: Similarity = "sigmoid"
+    temperature: float = 0.07
+    structure_weight: float = 0.01
+    structure_temperature: float = 1.0
+    momentum: float = 0.7
+    mask_repeated_images: bool = True
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0:
+            raise ValueError(f"temperature must be positive, got {self.temperature}")
+        if not 0 <= self.momentum <= 1:
+            raise ValueError(f"momentum must lie between 0 and 1, got {self.momentum}")
+        self.probability = torch.zeros(0)  # P_i and
+        self.consistency = torch.zeros(0)  # c_i of the last batch with pair i, NaN before
+        self.probability_mean = torch.zeros(0)  # p_i
+        self.structure_mean = torch.zeros(0)  # s_i
+
+    @classmethod
+    def example_options(cls) -> dict[str, Any]:
+        return {"similarity": "logit", "temperature": 1.0}  # the published temperature saturates scaled cosines
+
+    def start(self, context: TrainingContext) -> None:
+        self.matcher, _ = context.require_scan()
+        unknown = torch.full((context.num_pairs,), float("nan"), device=context.device)
+        self.probability, self.consistency = unknown, unknown.clone()
+        self.probability_mean, self.structure_mean = torch.ones_like(unknown), torch.ones_like(unknown)
+
+    @property
+    def label(self) -> Tensor:
+        """y of every pair, (num_pairs,)."""
+        return torch.minimum(self.probability_mean, self.structure_mean)
+
+    def loss(self, forward: Forward, batch: Batch, *, warmup: bool) -> Loss:
+        scores = similarity_of(forward(batch), self.similarity) / self.temperature
+        valid = distinct_images(batch.image_id) if self.mask_repeated_images else None
+        images, texts = (cosines_within(encoded) for encoded in self.matcher.encode(batch))
+        label = self.label[batch.pair_id].to(scores)
+        if warmup:
+            label = torch.ones_like(label)
+        self._remember(scores.detach(), images.detach(), texts.detach(), label, valid, batch.pair_id)
+        target = torch.arange(len(scores), device=scores.device)
+        directions = ((scores, valid), (scores.T, None if valid is None else valid.T))
+        ce = sum(F.cross_entropy(mask_invalid(s, v), target, reduction="none") for s, v in directions) / 2
+        contrast = (label * ce).mean()
+        if warmup:
+            return Loss(total=contrast, parts={"contrast": contrast.detach()})
+        structure = structure_loss(images, texts, label, temperature=self.structure_temperature, valid=valid)
+        structure = (label * structure).mean()
+        return Loss(
+            total=contrast + self.structure_weight * structure,
+            parts={"contrast": contrast.detach(), "structure": structure.detach()},
+            report=PairReport(clean=label > 0.5, weight=label.float()),
+        )
+
+    def finish_epoch(self) -> None:
+        """Update the labels with what the epoch's batches have shown."""
+        known = ~self.probability.isnan()
+        if int(known.sum()) < 2:
+            return
+        upper = 1 - lower_gaussian_probability(rescaled(self.consistency[known].cpu()))
+        for mean, new in (
+            (self.probability_mean, self.probability[known]),
+            (self.structure_mean, upper.to(self.structure_mean)),
+        ):
+            mean[known] = self.momentum * new + (1 - self.momentum) * mean[known]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in KEPT}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        for name in KEPT:
+            setattr(self, name, state[name].to(getattr(self, name)))
+
+    def _remember(
+        self, scores: Tensor, images: Tensor, texts: Tensor, label: Tensor, valid: Tensor | None, pair_id: Tensor
+    ) -> None:
+        masked = mask_invalid(scores, valid)
+        probability = (masked.softmax(1).diagonal() + masked.softmax(0).diagonal()) / 2
+        self.probability[pair_id] = probability.to(self.probability)
+        self.consistency[pair_id] = structure_consistency(images, texts, label).to(self.consistency)
