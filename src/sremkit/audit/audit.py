@@ -20,7 +20,7 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,7 +69,7 @@ from sremkit.audit.scoring.types import WORD_EPOCHS, ScoringSettings
 from sremkit.data.pairs import MISSING, Pairs
 from sremkit.errors import DataError, UserError
 from sremkit.extras import require
-from sremkit.io import check_version, read_json_or_empty, write_json
+from sremkit.io import check_version, read_json_or_empty, refuse_links_out, sole_writer, write_json
 from sremkit.version import __version__
 
 if TYPE_CHECKING:
@@ -252,57 +252,59 @@ class Audit:
             }
         if self._load_complete(identity):
             return self
-        self._begin(inputs, notify)
+        begin_folder(self.out, sharded=False)
+        with sole_auditor(self.out):
+            self._begin(inputs, notify)
 
-        with timed(seconds, "features"):
-            folder = self.out / FEATURES / inputs.key
-            embedded = embed_pairs(inputs, folder, encoders, workers=workers, progress=progress)
+            with timed(seconds, "features"):
+                folder = self.out / FEATURES / inputs.key
+                embedded = embed_pairs(inputs, folder, encoders, workers=workers, progress=progress)
 
-        with timed(seconds, "scoring"):
-            settings = ScoringSettings(seed=seed, word_epochs=WORD_EPOCHS if words else 0)
-            folder = self.out / FOLDS / inputs.key
-            folder.mkdir(parents=True, exist_ok=True)
-            scores = score_pairs(embedded.pairs, settings, folder=folder, progress=from_zero(progress))
+            with timed(seconds, "scoring"):
+                settings = ScoringSettings(seed=seed, word_epochs=WORD_EPOCHS if words else 0)
+                folder = self.out / FOLDS / inputs.key
+                folder.mkdir(parents=True, exist_ok=True)
+                scores = score_pairs(embedded.pairs, settings, folder=folder, progress=from_zero(progress))
 
-        with timed(seconds, "table"):
-            is_mismatch = scores.flag(rule)
-            known = scores.match_prob[scores.is_scored]
-            threshold = rule.cutoff(lambda: [known]) if rule.applies(scores.noise_rate) else 0.0
-            curve = None if scores.noise_rate is None else ThresholdCurve([known])
-            duplicates = find_duplicates(embedded.pairs, source.has_texts)
-            kept = self.out / FEATURES / inputs.key / "image_issues.json"
-            issues = find_issues(embedded, duplicates, has_texts=source.has_texts, kept=kept, progress=progress)
-            self._table = build_table(source, embedded, scores, is_mismatch, duplicates, issues=issues, curve=curve)
-            write_table(self._table, self.out / PAIRS)
+            with timed(seconds, "table"):
+                is_mismatch = scores.flag(rule)
+                known = scores.match_prob[scores.is_scored]
+                threshold = rule.cutoff(lambda: [known]) if rule.applies(scores.noise_rate) else 0.0
+                curve = None if scores.noise_rate is None else ThresholdCurve([known])
+                duplicates = find_duplicates(embedded.pairs, source.has_texts)
+                kept = self.out / FEATURES / inputs.key / "image_issues.json"
+                issues = find_issues(embedded, duplicates, has_texts=source.has_texts, kept=kept, progress=progress)
+                self._table = build_table(source, embedded, scores, is_mismatch, duplicates, issues=issues, curve=curve)
+                write_table(self._table, self.out / PAIRS)
 
-        flagged = scores.match_prob[is_mismatch]
-        # Without a noise rate the scores are ranks, and their mean is no expected precision.
-        is_calibrated = scores.noise_rate is not None and len(flagged) > 0
-        self._summary = {
-            "pairs": len(source.rows),
-            "images": source.pairs.num_images,
-            "scored": int(scores.is_scored.sum()),
-            "mismatches": len(flagged),
-            "expected_precision": float((1 - flagged).mean()) if is_calibrated else None,
-            "noise_rate": None if scores.noise_rate is None else asdict(scores.noise_rate),
-            "note": scores.note,
-            "threshold": float(np.clip(threshold, 0, 1)),
-            "curve": None if curve is None else curve.points(),
-            "separation": scores.separation,
-            "problems": count_problems(source, embedded),
-            "issues": count_issues(issues),
-            "duplicates": {k: int((duplicates[f"duplicate_{k}_group"] != MISSING).sum()) for k in ("text", "image")},
-            "candidates": scores.candidates,
-            **identity,
-            "settings": {"seed": seed, **encoders.describe(inputs.missing)},
-            "encoder": encoders.folder,
-            "source": source.facts,
-            "extracted": {k: {**asdict(work), "seconds": round(work.seconds, 2)} for k, work in embedded.work.items()},
-            "seconds": {stage: round(elapsed, 2) for stage, elapsed in seconds.items()},
-            "versions": versions(),
-        }
-        write_json(self.out / SUMMARY, self._summary)
-        self.was_complete = False
+            flagged = scores.match_prob[is_mismatch]
+            # Without a noise rate the scores are ranks, and their mean is no expected precision.
+            is_calibrated = scores.noise_rate is not None and len(flagged) > 0
+            self._summary = {
+                "pairs": len(source.rows),
+                "images": source.pairs.num_images,
+                "scored": int(scores.is_scored.sum()),
+                "mismatches": len(flagged),
+                "expected_precision": float((1 - flagged).mean()) if is_calibrated else None,
+                "noise_rate": None if scores.noise_rate is None else asdict(scores.noise_rate),
+                "note": scores.note,
+                "threshold": float(np.clip(threshold, 0, 1)),
+                "curve": None if curve is None else curve.points(),
+                "separation": scores.separation,
+                "problems": count_problems(source, embedded),
+                "issues": count_issues(issues),
+                "duplicates": {k: int((duplicates[f"duplicate_{k}_group"] != MISSING).sum()) for k in ("text", "image")},
+                "candidates": scores.candidates,
+                **identity,
+                "settings": {"seed": seed, **encoders.describe(inputs.missing)},
+                "encoder": encoders.folder,
+                "source": source.facts,
+                "extracted": {k: {**asdict(work), "seconds": round(work.seconds, 2)} for k, work in embedded.work.items()},
+                "seconds": {stage: round(elapsed, 2) for stage, elapsed in seconds.items()},
+                "versions": versions(),
+            }
+            write_json(self.out / SUMMARY, self._summary)
+            self.was_complete = False
         return self
 
     def get_issues(self, *, mismatches_only: bool = False) -> pa.Table:
@@ -439,11 +441,18 @@ def count_problems(source: Source, embedded: EmbeddedPairs) -> dict[str, int]:
     return dict(reasons.most_common())
 
 
+def sole_auditor(out: Path, task: str = "") -> AbstractContextManager[None]:
+    """Inside, no other process may write to this audit; tasks of a sharded one are named, and each may run once."""
+    refusal = f"another process is at work in {out}; wait for it, or name another folder with --out"
+    return sole_writer(out / f".lock{task}", refusal)
+
+
 def begin_folder(out: Path, *, sharded: bool) -> dict[str, Any]:
     """Create the folder of an audit, or check that it holds one of the same kind; return its `audit.json`."""
     if out.is_file():
         raise UserError(f"{out} is a file; name a folder for the audit")
     out.mkdir(parents=True, exist_ok=True)
+    refuse_links_out(out)
     before = read_json_or_empty(out / BEGUN)
     if not (out / BEGUN).is_file():
         others = [entry.name for entry in out.iterdir() if not entry.name.startswith(".")]

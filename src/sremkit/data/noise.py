@@ -9,6 +9,7 @@ Training receives only `Pairs.paired_as(noise.image_of_text)`; `is_noisy` is for
 
 from __future__ import annotations
 
+import io
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 
 from sremkit.data.features import open_npy
 from sremkit.errors import DataError
-from sremkit.io import digest
+from sremkit.io import atomic_write, digest
 
 Protocol = Literal["caption", "image"]
 MAX_IMAGES = 1_000_000_000
@@ -100,8 +101,9 @@ def save_noise(noise: Noise, path: str | Path, *, format: Protocol | None = None
     index = noise.image_of_text if format == "caption" else noise.image_of_image
     if index is None:
         raise DataError("noise per caption cannot be written per image; save it with format='caption'")
-    with Path(path).open("wb") as file:  # numpy would add .npy to a path
-        np.save(file, index.astype("<i8"), allow_pickle=False)
+    content = io.BytesIO()
+    np.save(content, index.astype("<i8"), allow_pickle=False)
+    atomic_write(Path(path), content.getvalue())
 
 
 def load_noise(

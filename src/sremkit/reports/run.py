@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from sremkit.io import atomic_write
 from sremkit.reports import figures
 from sremkit.reports.page import render
 from sremkit.training.run_folder import RunFolder
@@ -42,7 +43,7 @@ def write_run_report(folder: RunFolder) -> None:
         record=json.dumps(record, indent=2),
         config=folder.config.read_text(encoding="utf-8"),
     )
-    folder.report.write_text(page, encoding="utf-8")
+    atomic_write(folder.report, page)
 
 
 def run_figures(history: list[dict[str, Any]]) -> list[str]:
