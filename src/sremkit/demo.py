@@ -88,7 +88,7 @@ def run_demo(out: Path, reporter_for: ReporterFor, overrides: Sequence[str] = ()
         num_pairs=len(prepared.train),
         seed=prepared.recipe.training.seed,
     )
-    (out / "report.html").write_text(page, encoding="utf-8")
+    atomic_write(out / "report.html", page)
     return results
 
 

@@ -1,12 +1,16 @@
-"""Files that are complete or absent, JSON that names its damage, short digests, and a lock between processes."""
+"""Files that are complete or absent, JSON that names its damage, short digests, and locks between processes."""
 
 from __future__ import annotations
 
 import codecs
+import errno
 import hashlib
 import json
 import os
-from collections.abc import Callable
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -44,6 +48,51 @@ def atomic_write(path: Path, content: str | bytes | Callable[[Path], object]) ->
         partial.unlink(missing_ok=True)
 
 
+def atomic_write_folder(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a new folder under a temporary name, and rename it when all of its files are there.
+
+    Args:
+        write: writes into the folder that it is given, which exists already.
+    """
+    partial = path.with_name(f"{PARTIAL}{os.getpid()}-{path.name}")
+    remove_partial(partial)
+    try:
+        partial.mkdir()
+        write(partial)
+        fsync(partial)
+        partial.rename(path)
+    finally:
+        remove_partial(partial)
+
+
+def remove_partial(path: Path) -> None:
+    """Remove an unfinished file or folder, if there is one; a link is not followed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def remove_partials_of(path: Path) -> None:
+    """Remove what killed processes left of an unfinished file or folder; no other process may be writing it."""
+    name = re.compile(rf"{re.escape(PARTIAL)}\d+-{re.escape(path.name)}")
+    for entry in path.parent.iterdir():
+        if name.fullmatch(entry.name):
+            remove_partial(entry)
+
+
+def refuse_links_out(folder: Path) -> None:
+    """Refuse an output folder with a link that leads out of it: what is written there would land elsewhere."""
+    root = os.path.realpath(folder)
+    for parent, folders, files in os.walk(folder):
+        for path in (os.path.join(parent, name) for name in (*folders, *files)):
+            if os.path.islink(path) and os.path.commonpath([root, os.path.realpath(path)]) != root:
+                raise UserError(
+                    f"{path} is a link that leads out of {folder}, so files would be written elsewhere; remove the "
+                    "link, or name another folder"
+                )
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write indented JSON atomically, and create its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,6 +111,13 @@ def fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def reserve(path: Path) -> None:
+    """Allocate a sparse file on disk before it is mapped: on a full disk, writing to its pages ends the process."""
+    if hasattr(os, "posix_fallocate"):  # not on macOS and Windows
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -141,13 +197,42 @@ def digest(content: Any, *, length: int = 16) -> str:
 def try_lock(file: IO[Any]) -> bool:
     """Lock an open file for this process until it is closed; return whether no other process holds the lock.
 
-    The lock is not inherited by worker processes, which may outlive a killed parent. Where the system has no such
-    locks (Windows), the file counts as free.
+    The lock is not inherited by worker processes, which may outlive a killed parent. Where the system or the file
+    system has no such locks (Windows, some network drives), the file counts as free.
     """
     if fcntl is None:
         return True
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
+    except OSError as cause:
+        return cause.errno not in (errno.EACCES, errno.EAGAIN)
     return True
+
+
+@contextmanager
+def sole_writer(lock: Path, refusal: str) -> Iterator[None]:
+    """Inside, no other process may enter with the same lock file; a second one is refused with a `UserError`.
+
+    The lock ends with the process, also with a killed one. The file is removed at the end.
+    """
+    while True:
+        if lock.is_symlink():
+            lock.unlink()
+        with lock.open("a") as file:
+            if not try_lock(file):
+                raise UserError(refusal)
+            if not _is_file_at(file, lock):
+                continue  # the process before removed it after it was opened here
+            try:
+                yield
+            finally:
+                with suppress(OSError):  # Windows removes no open file
+                    lock.unlink()
+            return
+
+
+def _is_file_at(file: IO[Any], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False

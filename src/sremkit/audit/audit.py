@@ -20,7 +20,7 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,7 +71,7 @@ from sremkit.audit.scoring.types import WORD_EPOCHS, ScoringSettings
 from sremkit.data.pairs import MISSING, Pairs
 from sremkit.errors import DataError, UserError
 from sremkit.extras import require
-from sremkit.io import check_version, digest, read_json_or_empty, write_json
+from sremkit.io import check_version, digest, read_json_or_empty, refuse_links_out, sole_writer, write_json
 from sremkit.version import __version__
 
 if TYPE_CHECKING:
@@ -256,7 +256,27 @@ class Audit:
             }
         if self._load_complete(identity):
             return self
-        self._begin(inputs, notify)
+        begin_folder(self.out, sharded=False)
+        with sole_auditor(self.out):
+            self._begin(inputs, notify)
+            self._compute(inputs, encoders, rule, decisions, identity, seconds, workers=workers, progress=progress)
+        return self
+
+    def _compute(
+        self,
+        inputs: InputPairs,
+        encoders: Encoders,
+        rule: CutoffRule,
+        decisions: Mapping[str, Decision],
+        identity: dict[str, Any],
+        seconds: dict[str, float],
+        *,
+        workers: int | None,
+        progress: Progress | None,
+    ) -> None:
+        """Embed, score and write; `identity` goes into the summary, `seconds` gets those of each stage."""
+        source, seed, words = self.source, identity["seed"], identity["words"]
+        assert self.out is not None
 
         with timed(seconds, "features"):
             folder = self.out / FEATURES / inputs.key
@@ -313,7 +333,6 @@ class Audit:
         }
         write_json(self.out / SUMMARY, self._summary)
         self.was_complete = False
-        return self
 
     def get_issues(self, *, mismatches_only: bool = False) -> pa.Table:
         """Every row with its verdict; or only the mismatches, the lowest score first."""
@@ -464,11 +483,18 @@ def count_problems(source: Source, embedded: EmbeddedPairs) -> dict[str, int]:
     return dict(reasons.most_common())
 
 
+def sole_auditor(out: Path, task: str = "") -> AbstractContextManager[None]:
+    """Inside, no other process may write to this audit; tasks of a sharded one are named, and each may run once."""
+    refusal = f"another process is at work in {out}; wait for it, or name another folder with --out"
+    return sole_writer(out / f".lock{task}", refusal)
+
+
 def begin_folder(out: Path, *, sharded: bool) -> dict[str, Any]:
     """Create the folder of an audit, or check that it holds one of the same kind; return its `audit.json`."""
     if out.is_file():
         raise UserError(f"{out} is a file; name a folder for the audit")
     out.mkdir(parents=True, exist_ok=True)
+    refuse_links_out(out)
     before = read_json_or_empty(out / BEGUN)
     if not (out / BEGUN).is_file():
         others = [entry.name for entry in out.iterdir() if not entry.name.startswith(".")]

@@ -28,7 +28,7 @@ from sremkit.data.formats.webdataset import MAX_TEXT_BYTES, key_of_member
 from sremkit.data.images import TarMember, tar_members
 from sremkit.data.training_pairs import keep_list_lines
 from sremkit.errors import DataError, UserError
-from sremkit.io import atomic_write, write_json
+from sremkit.io import atomic_write, atomic_write_folder, remove_partials_of, reserve, sole_writer, write_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -84,8 +84,7 @@ def export(
         raise UserError(f"there is no export format '{format}'; choose from: {', '.join(EXPORTS)}")
     folder, out = Path(folder), Path(out)
     table = ResultTable(folder)
-    if out.exists():
-        raise UserError(f"{out} exists already; name another file, or remove it first")
+    _refuse_existing(out)
     if cutoff is not None and not cutoff.applies(read_summary(folder).get("noise_rate")):
         raise UserError(
             "the audit could not estimate the noise rate, so its scores only rank the pairs and promise no "
@@ -98,12 +97,18 @@ def export(
     if selection.count == 0:
         raise DataError(f"there is nothing to write: there is no pair{'' if select == 'all' else f' to {select}'}")
     out.parent.mkdir(parents=True, exist_ok=True)
-    write = partial(EXPORTS[format], selection)
-    if format in FOLDERS:
-        write(out)
-    else:
-        atomic_write(out, write)
+    refusal = f"another process is writing {out}; wait for it, or name another file"
+    with sole_writer(out.with_name(f".{out.name}.lock"), refusal):
+        _refuse_existing(out)
+        remove_partials_of(out)
+        write = atomic_write_folder if format in FOLDERS else atomic_write
+        write(out, partial(EXPORTS[format], selection))
     return Counts(selection.count - selection.left_out, len(table), selection.left_out, selection.decided)
+
+
+def _refuse_existing(out: Path) -> None:
+    if out.exists() or out.is_symlink():
+        raise UserError(f"{out} exists already; name another file, or remove it first")
 
 
 def export_table(table: pa.Table, out: Path) -> None:
@@ -297,7 +302,7 @@ def _write_parquet(rows: Selection, out: Path) -> None:
 
 
 def _write_shards(rows: Selection, out: Path) -> None:
-    """Write shards of the same names into a new folder, with some of their samples, copied without unpacking.
+    """Write shards of the same names into a folder, with some of their samples, copied without unpacking.
 
     Samples whose names would lead out of the folder they are unpacked in are left out.
     """
@@ -308,7 +313,6 @@ def _write_shards(rows: Selection, out: Path) -> None:
     if len(set(names)) < len(names):
         repeated = next(name for name in names if names.count(name) > 1)
         raise DataError(f"two shards are called {repeated}; export one split at a time with --split")
-    out.mkdir(parents=True)
     captions = dict[str, dict[str, str | None]]()  # new ones, by shard and key
     for chunk in rows.chunks(["shard", "id"]):
         for shard, key in zip(chunk["shard"].to_pylist(), chunk["id"].to_pylist(), strict=True):
@@ -326,6 +330,7 @@ def _write_shards(rows: Selection, out: Path) -> None:
 def _write_uids(rows: Selection, out: Path) -> None:
     uids = _uids(rows)
     numbers = np.lib.format.open_memmap(out, mode="w+", dtype=UID_DTYPE, shape=(rows.count,))
+    reserve(out)
     for place, uid in enumerate(uids):
         if not isinstance(uid, str) or not UID.fullmatch(uid):
             raise DataError(f"the uid {uid!r:.60} does not consist of 32 hex digits, as DataComp's do")

@@ -8,6 +8,7 @@ request and weights never, so a finished cell whose scores are needed later runs
 from __future__ import annotations
 
 import csv
+import io
 import json
 import time
 import tomllib
@@ -201,10 +202,11 @@ def write_csv(rows: Iterable[dict[str, Any]], path: Path) -> None:
     """Write rows as CSV, without their histories."""
     flat = [{key: _brief(value) for key, value in row.items() if key != "history"} for row in rows]
     columns = list(dict.fromkeys(key for row in flat for key in row))
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(flat)
+    file = io.StringIO()
+    writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    atomic_write(path, file.getvalue())
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sremkit.errors import UserError
+from sremkit.io import atomic_write
 
 _BOLD = re.compile(r"\*\*(.+?)\*\*")
 
@@ -76,7 +77,7 @@ class Table:
         if path.suffix not in formats:
             raise UserError(f"{path} ends in '{path.suffix}'; tables are written as {', '.join(formats)}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(formats[path.suffix](), encoding="utf-8")
+        atomic_write(path, formats[path.suffix]())
 
 
 PAGE = """<!doctype html>

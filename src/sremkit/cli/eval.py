@@ -7,7 +7,6 @@ srem eval runs/sgr runs/saf --split test --folds 5
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from sremkit.cli import numbers
@@ -35,6 +34,7 @@ def run(args: argparse.Namespace) -> None:
     from sremkit.data.noise import protocol_label
     from sremkit.evaluation.recall import RECALLS
     from sremkit.experiment import evaluate_runs
+    from sremkit.io import write_json
 
     result = evaluate_runs(args.runs, split=args.split, folds=args.folds, device=args.device)
     kind = "single model" if len(args.runs) == 1 else f"ensemble of {len(args.runs)}"
@@ -51,8 +51,7 @@ def run(args: argparse.Namespace) -> None:
     if result["seen_in_training"]:
         print("\nThese pairs were trained on: the data has no splits, so this says what was learnt by heart.")
     out = args.out or args.runs[0] / _name(args, folds)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_json(out, result)
     print(f"\nwritten to {out}")
 
 

@@ -25,9 +25,17 @@ COMMANDS = ("demo", "audit", "review", "score", "export", "train", "eval", "inde
             "compare", "export-model", "features", "bench", "noise", "data", "list", "describe", "doctor",
             "completion")  # fmt: skip
 
-# What a path that the user named may do to us; other errors of the system are ours to explain.
-FILE_TROUBLE = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.EROFS,
-                errno.ENOSPC)  # fmt: skip
+# Errors of the system that a path of the user's may cause; any other is a defect of ours and keeps its traceback.
+FILE_TROUBLE = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG,
+                errno.ELOOP)  # fmt: skip
+# Errors of the machine, which also come without a path, and what to do.
+MACHINE_TROUBLE = {
+    **dict.fromkeys(
+        (errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space, or name a folder on another disk, and try again"
+    ),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit, such as with `ulimit -n 1024`, and try again"),
+    **dict.fromkeys((errno.EROFS, errno.EIO, errno.ESTALE), "check the disk, or name a folder on another one"),
+}
 
 DESCRIPTION = """\
 Train image-text retrieval on pairs that are partly wrong, and find the wrong ones.
@@ -70,10 +78,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as problem:
-        if problem.errno not in FILE_TROUBLE or problem.filename is None:
+        if (sentence := _sentence_of(problem)) is None:
             raise
-        print(f"srem: {problem.filename}: {problem.strerror}; name another file or folder", file=sys.stderr)
+        print(f"srem: {sentence}", file=sys.stderr)
         return 2
+
+
+def _sentence_of(problem: OSError) -> str | None:
+    """What an error of the system means for the user; None for an error that is ours."""
+    place = "" if problem.filename is None else f"{problem.filename}: "
+    if problem.errno in MACHINE_TROUBLE:
+        return f"{place}{os.strerror(problem.errno)}; {MACHINE_TROUBLE[problem.errno]}"
+    if problem.errno in FILE_TROUBLE and place:
+        return f"{place}{problem.strerror}; name another file or folder"
+    return None
 
 
 def _as_sentence(

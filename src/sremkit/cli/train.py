@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 
 from sremkit.errors import UserError
@@ -72,14 +72,18 @@ def _train(recipe, out: Path, *, resumed: bool, trackers: list[str]) -> None:
     from sremkit.training.reporters import ConsoleReporter
     from sremkit.training.run_folder import RunFolder
 
-    with process_group(recipe.training.device) as process:
+    with process_group(recipe.training.device) as process, ExitStack() as stack:
         console = Console(highlight=False, quiet=not process.is_main)
         folder = RunFolder(out)
         if not resumed and process.is_main:  # the others may come when the folder of this run is there already
             folder.refuse_existing()
         prepared = prepare(recipe, process)
-        if not resumed and process.is_main:
-            folder = RunFolder.create(out, config=recipe_to_toml(recipe))
+        if process.is_main:
+            stack.enter_context(folder.locked())
+            if resumed:
+                folder.prepare_resume()
+            else:
+                folder = RunFolder.create(out, config=recipe_to_toml(recipe))
         was_finished = resumed and folder.is_finished()
         noise = prepared.noise
         console.print(
@@ -96,8 +100,7 @@ def _train(recipe, out: Path, *, resumed: bool, trackers: list[str]) -> None:
             )
         epochs = recipe.training.warmup_epochs + recipe.training.epochs
         try:
-            lock = folder.locked() if process.is_main else nullcontext()
-            with lock, ConsoleReporter(epochs, title=recipe.name, explain=True, console=console) as progress:
+            with ConsoleReporter(epochs, title=recipe.name, explain=True, console=console) as progress:
                 record = train(prepared, folder, reporter=progress, trackers=trackers)
         except Exception:
             if process.is_main:

@@ -11,6 +11,7 @@ Training receives only the pairs of `sremkit.data.training_pairs.with_noise`; `i
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from sremkit.data import mismatches
 from sremkit.data.features import open_npy
 from sremkit.data.pairs import MISSING
 from sremkit.errors import DataError
-from sremkit.io import digest
+from sremkit.io import atomic_write, digest
 
 FileFormat = Literal["caption", "image"]
 MAX_IMAGES = 1_000_000_000
@@ -176,8 +177,9 @@ def save_noise(noise: Noise, path: str | Path, *, format: FileFormat | None = No
     if not noise.is_used.all():
         used = np.flatnonzero(noise.is_used)
         index = np.stack([used, index[used]])
-    with Path(path).open("wb") as file:  # numpy would add .npy to a path
-        np.save(file, index.astype("<i8"), allow_pickle=False)
+    content = io.BytesIO()
+    np.save(content, index.astype("<i8"), allow_pickle=False)
+    atomic_write(Path(path), content.getvalue())
 
 
 def load_noise(

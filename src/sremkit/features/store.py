@@ -22,7 +22,7 @@ import numpy as np
 
 from sremkit.data.formats.features import JOURNAL, MANIFEST, VERSION
 from sremkit.errors import DataError, UserError
-from sremkit.io import PARTIAL, atomic_write, check_version, read_json, try_lock
+from sremkit.io import PARTIAL, atomic_write, check_version, read_json, refuse_links_out, try_lock
 
 DTYPE = np.dtype("<f2")
 
@@ -74,6 +74,7 @@ class FeatureStore:
             self._check_plan(read_json(self.folder / MANIFEST))
             (self.folder / JOURNAL).unlink(missing_ok=True)  # if killed between the last two steps of `finish`
             return self
+        refuse_links_out(self.folder)
         if not (self.folder / JOURNAL).exists():
             self._begin()
         self._journal = (self.folder / JOURNAL).open("r+b")

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from sremkit.data.noise import protocol_label
+from sremkit.io import atomic_write
 from sremkit.reports import figures
 from sremkit.reports.page import render
 from sremkit.training.run_folder import RunFolder
@@ -43,7 +44,7 @@ def write_run_report(folder: RunFolder) -> None:
         record=json.dumps(record, indent=2),
         config=folder.config.read_text(encoding="utf-8"),
     )
-    folder.report.write_text(page, encoding="utf-8")
+    atomic_write(folder.report, page)
 
 
 def run_figures(history: list[dict[str, Any]]) -> list[str]:

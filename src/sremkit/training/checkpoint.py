@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,10 +50,11 @@ def write_checkpoint(folder: Path, tensors: dict[str, Tensor], facts: dict[str, 
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, partial / TENSORS)
+        _save_tensors({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, partial / TENSORS)
         facts = {**facts, "version": VERSION, "tensor_bytes": (partial / TENSORS).stat().st_size}
         facts["checksums"] = {"tensors": _file_checksum(partial / TENSORS), "facts": _facts_checksum(facts)}
         (partial / FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+        shutil.copymode(partial / FACTS, partial / TENSORS)  # by the umask; safetensors lets only the user read it
         for file in (partial / TENSORS, partial / FACTS, partial):
             fsync(file)
         if folder.exists():
@@ -62,6 +64,17 @@ def write_checkpoint(folder: Path, tensors: dict[str, Tensor], facts: dict[str, 
     except OSError:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """`save_file`, which reports a full disk by an error of its own, with the error of the system."""
+    try:
+        save_file(tensors, path)
+    except SafetensorError as cause:
+        code = re.search(r"os error (\d+)", str(cause))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from cause
 
 
 def remove_checkpoint(folder: Path) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from sremkit.config.recipes import Recipe, load_recipe
 from sremkit.config.settings import SettingsError
 from sremkit.errors import DataError, UserError, UserNotice
-from sremkit.io import PARTIAL, atomic_write, check_version, read_bytes, read_json, try_lock
+from sremkit.io import PARTIAL, atomic_write, check_version, read_bytes, read_json, refuse_links_out, sole_writer
 from sremkit.training.checkpoint import (
     CheckpointError,
     DamagedCheckpointError,
@@ -32,6 +32,7 @@ from sremkit.version import __version__
 
 VERSION = 2  # of the folder; 0.1 wrote none
 KEPT_CHECKPOINTS = 2
+LOCK = ".lock"  # of the process that trains
 
 
 class DamagedWarning(UserNotice):
@@ -57,6 +58,7 @@ class RunFolder:
         """Start a new run; a folder that holds one already is left alone."""
         folder = cls(path)
         folder.refuse_existing()
+        refuse_links_out(folder.path)
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
         folder._write_facts(config)
         atomic_write(folder.config, config)
@@ -82,14 +84,16 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Inside, no other process may train into this folder; a second one is refused."""
-        if not self.facts.exists():  # of 0.1; what is written from here on is of this version
-            self._write_facts(self.config.read_text(encoding="utf-8"))
-        with self.facts.open("r+") as file:
-            if not try_lock(file):
-                raise UserError(
-                    f"another process trains in {self.path}; wait for it, or name another folder with --out"
-                )
+        self.path.mkdir(parents=True, exist_ok=True)
+        refusal = f"another process trains in {self.path}; wait for it, or name another folder with --out"
+        with sole_writer(self.path / LOCK, refusal):
             yield
+
+    def prepare_resume(self) -> None:
+        """Before a run is continued: what is written from here on is of this version, and stays in the folder."""
+        refuse_links_out(self.path)
+        if not self.facts.exists():  # of 0.1
+            self._write_facts(self.config.read_text(encoding="utf-8"))
 
     def recipe(self) -> Recipe:
         """The resolved recipe of the run; settings may have the names of an earlier version."""

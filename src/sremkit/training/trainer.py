@@ -255,8 +255,8 @@ class Trainer:
             for sentence in collapse_warnings(metrics, best_rsum=position.best_score):
                 self.reporter.warn(sentence)
         if self.rank == 0 and self.folder is not None:
-            self.folder.append_metrics(row)
             with writing_to(self.folder):
+                self.folder.append_metrics(row)
                 self.statistics.write_epoch(self.folder.statistics, epoch, keep=self.settings.keep_statistics)
         self.reporter.epoch(row)
         self.statistics.clear()

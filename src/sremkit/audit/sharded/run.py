@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sremkit.audit.audit import from_zero, timed
+from sremkit.audit.audit import from_zero, sole_auditor, timed
 from sremkit.audit.result_table import SUMMARY, ResultTable, arrow, read_summary
 from sremkit.audit.scoring.cross_fit import Progress
 from sremkit.audit.sharded.merge import merge
@@ -19,7 +19,7 @@ from sremkit.audit.sharded.sample import SampleModel, gather
 from sremkit.audit.sharded.shard import prepare_shard, score_shard
 from sremkit.errors import DataError, UserError
 from sremkit.extras import require
-from sremkit.io import write_json
+from sremkit.io import first_line, write_json
 
 Work = Callable[[ShardPlan, int], None]
 Engine = Callable[[Work, ShardPlan, Sequence[int]], Iterator[int]]
@@ -70,7 +70,12 @@ def audit_shards(
     if (summary := _complete(plan)) is not None:
         return ShardedResult(summary, was_complete=True)
     plan.begin()
-    numbers = (share or Share()).numbers(len(plan.shards))
+    with sole_auditor(plan.out, "" if share is None else f"-{share.task}-of-{share.of}"):
+        return _audit_missing(plan, share or Share(), engine, progress)
+
+
+def _audit_missing(plan: ShardPlan, share: Share, engine: Engine, progress: Progress | None) -> ShardedResult:
+    numbers = share.numbers(len(plan.shards))
     seconds: dict[str, float] = {}
 
     def run(work: Work, done: Callable[[int], Any], stage: str) -> list[int]:
@@ -176,6 +181,12 @@ def _tasks(ray: Any, work: Work, plan: ShardPlan, numbers: Sequence[int]) -> Ite
                 if isinstance(failure.cause, UserError):
                     raise failure.cause from None
                 raise
+            except ray.exceptions.RayError as failure:  # the worker or its node was lost, more often than Ray tries
+                raise UserError(
+                    f"Ray lost the worker of shard {plan.shards[number].name} several times "
+                    f"({type(failure).__name__}: {first_line(failure)}); everything finished so far is kept: give the "
+                    "same command again when the cluster is well, with more memory for each worker if it was short"
+                ) from failure
             yield number
     finally:
         for unfinished in number_of:
