@@ -25,8 +25,8 @@ from sremkit.data.features import MappedFeatures
 from sremkit.data.format_utils import IMAGE_ROOT_HINT
 from sremkit.data.formats import WHOLE, Collection
 from sremkit.data.formats.features import MANIFEST
-from sremkit.data.images import FileImages, JoinedImages, SelectedImages, TarImages
-from sremkit.data.pairs import FeatureRows, FeatureSource, ImageSource, Pairs, SelectedRows
+from sremkit.data.images import image_place, image_state, only_used_images
+from sremkit.data.pairs import FeatureRows, FeatureSource, ImageSource, Pairs
 from sremkit.errors import DataError
 from sremkit.features.cache import ContentHashes, content_hash
 from sremkit.features.encoders import ImageEncoder, TextEncoder
@@ -157,7 +157,7 @@ def embed_pairs(
     if len(usable) == 0:
         first = next(iter(problems.values())).message
         raise DataError(f"none of the {len(pairs):,} pairs can be scored; the first because {first}")
-    embedded = compact(pairs, usable)
+    embedded = only_used_images(pairs, usable)
     assert embedded.image_features is not None
     if embedded.image_features.rows(np.array([0])).values.ndim == 3:
         embedded = replace(embedded, image_features=MeanOfRegions(embedded.image_features))
@@ -231,20 +231,6 @@ def _chunks(source: FeatureSource) -> Iterator[tuple[np.ndarray, FeatureRows | D
                     yield row, source.rows(row)
                 except DataError as problem:
                     yield row, problem
-
-
-def compact(pairs: Pairs, rows: np.ndarray) -> Pairs:
-    """Select pairs, and of the images only those they use, renumbered."""
-    selected = pairs.select(rows)
-    used, numbers = np.unique(selected.image_of_text, return_inverse=True)
-    images, features = pairs.images, pairs.image_features
-    return replace(
-        selected,
-        image_of_text=numbers.astype(np.int64),
-        image_ids=[pairs.image_ids[k] for k in used],
-        images=None if images is None else SelectedImages(images, used),
-        image_features=None if features is None else SelectedRows(features, used),
-    )
 
 
 class MeanOfRegions:
@@ -340,39 +326,9 @@ def check_features(
     return digest.hexdigest(), problems
 
 
-def image_state(images: ImageSource, number: int) -> list[int | str] | None:
-    """Return size and date of an image, which change with its content; None where they are unknown."""
-    if isinstance(images, SelectedImages):
-        return image_state(images.source, int(images.selected[number]))
-    if isinstance(images, JoinedImages):
-        return image_state(*images.place(number))
-    if hasattr(images, "digest"):  # of images in memory
-        return [images.digest(number)]
-    place = _place(images, number)
-    if place is None:
-        return None
-    try:
-        state = os.stat(place[0])
-    except OSError:
-        return ["missing", *place[1:]]
-    return [state.st_size, state.st_mtime_ns, *place[1:]]
-
-
 def image_content(images: ImageSource, number: int) -> str | None:
     """Hash path, size and date of an image, whatever its id; None where they are unknown."""
-    place, state = _place(images, number), image_state(images, number)
+    place, state = image_place(images, number), image_state(images, number)
     if place is None or state is None or state == ["missing"]:
         return None
     return content_hash(os.path.abspath(place[0]), *state)
-
-
-def _place(images: ImageSource, number: int) -> tuple[str, *tuple[int, ...]] | None:
-    """The file of an image, below selections and joins; of an archive followed by offset and size."""
-    if isinstance(images, JoinedImages):
-        return _place(*images.place(number))
-    if isinstance(images, SelectedImages):
-        return _place(images.source, int(images.selected[number]))
-    if isinstance(images, TarImages):
-        member = images.member(number)
-        return member.tar, member.offset, member.size
-    return (images.paths[number],) if isinstance(images, FileImages) else None
