@@ -12,8 +12,8 @@ from torch import Tensor
 class Batch:
     """b pairs. Masks are True where an element is present. No field states whether a pair is correct.
 
-    Images are region features (b, r, d) with a mask, or one vector (b, d) or pixels (b, 3, h, w) without one; texts are word ids
-    (b, w) with a mask, or one vector each (b, e), or both.
+    Images are region features (b, r, d) with a mask, or one vector (b, d) or pixels (b, 3, h, w) without one; texts are
+    word ids (b, w) with a mask, or one vector each (b, e), or both.
     """
 
     pair_id: Tensor  # (b,) int64: row of the pair in its `Pairs`

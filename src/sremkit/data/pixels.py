@@ -113,8 +113,8 @@ class PixelReading:
     """How pixels are read.
 
     Args:
-        cache: "auto": in memory if they are few, else in a file below `cache_root()` if the disk has room; "off": decode
-            for each batch; otherwise the folder of the file.
+        cache: "auto": in memory if they are few, else in a file below `cache_root()` if the disk has room; "off":
+            decode for each batch; otherwise the folder of the file.
         workers: processes that decode; by default one per core.
         progress: called while the images are decoded before training.
     """
@@ -158,6 +158,7 @@ class PixelReading:
 
     def _decoded(self, images: ImageSource, transform: ImageTransform) -> DecodedPixels:
         decoder, problems = self._decoder(images, transform), {}
+        self._report(0, len(images))
         for part in decoder.stream():
             problems |= part.problems
             self._report(int(part.rows[-1]) + 1, len(images))
@@ -206,6 +207,7 @@ class PixelReading:
         """Decode the images from row `start` on into the rows of `array`; returns the problems of all."""
         found = dict(problems or {})
         decoder, saved = self._decoder(images, transform), time.monotonic()
+        self._report(start, len(images))
         try:
             for part in decoder.stream(start):
                 done = int(part.rows[-1]) + 1

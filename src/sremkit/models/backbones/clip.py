@@ -106,13 +106,11 @@ class Clip(Matcher):
         super().__init__()
         if image_layers == 0 and text_layers == 0:
             raise ValueError("image_layers and text_layers are both 0, so nothing of the model would be trained")
-        if folder is None and config is None:
+        if (folder is None) == (config is None):
             raise DataError(
-                "'clip' needs the folder of a saved model, or its name on the Hugging Face hub, with "
-                "--set model.folder=FOLDER; or config= for a model with random weights"
+                "'clip' needs either folder=, where a model was saved, or config= for a random one; in a recipe: "
+                "--set model.folder=FOLDER, or a name on the Hugging Face hub"
             )
-        if folder is not None and config is not None:
-            raise DataError("'clip' takes either folder=, where a model was saved, or config=, not both")
         self.folder = None if folder is None else find_model_folder(folder)
         model = _random_model(config) if self.folder is None else _load(self.folder)
         self.kind: str = model.config.model_type

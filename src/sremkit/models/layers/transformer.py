@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import torch.utils.checkpoint
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from sremkit.ops.functional import Dropout
