@@ -51,16 +51,24 @@ class Encoders:
 
     @classmethod
     def open(cls, folder: str | Path | None = None) -> Encoders:
-        """Load a CLIP or SigLIP model of transformers; without a folder, the default encoders."""
+        """Load a CLIP or SigLIP model: its folder, a run that fine-tuned one, or a name on the Hugging Face hub.
+
+        Without a folder, the default encoders.
+        """
         if folder is None:
             return cls.default()
         from sremkit.features.encoders.clip import open_encoders
 
-        return cls(*open_encoders(folder), str(Path(folder).absolute()))
+        images, texts = open_encoders(folder)
+        return cls(images, texts, str(images.model.folder.absolute()))
 
     @classmethod
     def default(cls) -> Encoders:
         return cls(EfficientNetEncoder(), MiniLMEncoder())
+
+    def share_a_space(self, missing: Sequence[str]) -> bool:
+        """Whether one pretrained model encodes images and texts, so that their cosine is a similarity."""
+        return self.folder is not None and {"pooled", "sentences"} <= set(missing)
 
     def describe(self, missing: Sequence[str]) -> dict[str, str]:
         """The encoder of each modality; features that are not missing are used as given."""

@@ -109,7 +109,10 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "serve": (Need("serve", ("pyarrow", "pillow", "faiss-cpu", "fastapi", "uvicorn", "prometheus-client")),),
     "compare": (),
     "export-model": (Need("onnx", ("onnx", "onnxscript", "onnxruntime"), lambda args: args.onnx),),
-    "features": (Need("features", ("pillow", *ENCODERS)),),
+    "features": (
+        Need("features", ("pillow", *ENCODERS), lambda args: args.encoder is None),
+        Need("hf", ("transformers", "tokenizers", "pillow"), uses_a_clip_model),
+    ),
     "bench": (Need("train", ("pillow",), on_scenes), Need("report", ("matplotlib",), draws_figures)),
     "noise": (),
     "data": (),
