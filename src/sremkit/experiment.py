@@ -384,6 +384,11 @@ def _vocabulary(data: DataSettings, pairs: Pairs, start: StartWeights | None) ->
 def _check_backbone(table: dict[str, Any]) -> None:
     """Refuse options that the backbone does not take, before the data are read."""
     backbone = BACKBONES[table["name"]]
+    if backbone.has_tokenizer and not {"folder", "config"} & set(table):
+        raise SettingsError(
+            f"'{table['name']}' starts from a pretrained model; give its folder, or its name on the Hugging Face hub, "
+            "with --set model.folder=FOLDER"
+        )
     check_options(backbone, {key: value for key, value in table.items() if key != "name"}, where="model")
 
 

@@ -53,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     working.add_argument(
         "--encoder",
         metavar="RUN_OR_DIR",
-        help="a CLIP or SigLIP model of transformers, in place of the small encoders: its folder, a run that fine-tuned "
-        "it, or its name on the hub",
+        help="a CLIP or SigLIP model of transformers in place of the small encoders: its folder, a run that "
+        "fine-tuned it, or its name on the hub",
     )
     working.add_argument("--batch-size", type=numbers.count, default=32, help="images per task of a worker")
     working.add_argument("--workers", type=numbers.workers, help="worker processes (default: one per core)")

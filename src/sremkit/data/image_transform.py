@@ -112,7 +112,7 @@ class ImageTransform:
         left, top = (image.width - self.width) // 2, (image.height - self.height) // 2
         if (left, top) != (0, 0) or image.size != (self.width, self.height):
             image = image.crop((left, top, left + self.width, top + self.height))
-        return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+        return np.asarray(image).transpose(2, 0, 1).copy()
 
     @property
     def scale(self) -> np.ndarray:
