@@ -20,11 +20,12 @@ class SubwordTokenizer:
     Args:
         content: the tokenizer in the JSON format of the package `tokenizers`.
         max_length: tokens that the model reads; longer texts are cut, and keep their end token.
-        pad_id: fill every text up to `max_length` with this token, as SigLIP was trained; None: no padding.
+        pad_id: the token of absent words.
+        padded: fill every text up to `max_length` with that token, as SigLIP was trained.
     """
 
-    def __init__(self, content: str, *, max_length: int, pad_id: int | None = None) -> None:
-        self.content, self.max_length, self.pad_id = content, max_length, pad_id
+    def __init__(self, content: str, *, max_length: int, pad_id: int = 0, padded: bool = False) -> None:
+        self.content, self.max_length, self.pad_id, self.padded = content, max_length, pad_id, padded
 
     @classmethod
     def from_folder(cls, folder: Path, *, max_length: int, padded: bool) -> SubwordTokenizer:
@@ -39,8 +40,8 @@ class SubwordTokenizer:
                 f"the tokenizer in {folder} cannot be converted to the format of the package tokenizers; "
                 "save it with a tokenizer.json"
             )
-        pad_id = tokenizer.pad_token_id if padded else None
-        return cls(tokenizer.backend_tokenizer.to_str(), max_length=max_length, pad_id=pad_id)
+        content, pad_id = tokenizer.backend_tokenizer.to_str(), tokenizer.pad_token_id or 0
+        return cls(content, max_length=max_length, pad_id=pad_id, padded=padded)
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -58,29 +59,26 @@ class SubwordTokenizer:
 
     def encode(self, text: str) -> list[int]:
         ids = list(self._tokenizer.encode(text).ids)
-        if self.pad_id is None:
-            return ids
-        return ids + [self.pad_id] * (self.max_length - len(ids))
+        return ids + [self.pad_id] * (self.max_length - len(ids)) if self.padded else ids
 
     def save(self, folder: Path) -> None:
         """Write it into a folder as transformers reads it."""
         transformers = require("transformers", extra="hf", purpose="write a tokenizer")
-        pad = {} if self.pad_id is None else {"pad_token": self._tokenizer.id_to_token(self.pad_id)}
         tokenizer = transformers.PreTrainedTokenizerFast(
             tokenizer_object=require("tokenizers", extra="hf", purpose="write a tokenizer").Tokenizer.from_str(
                 self.content
             ),
             model_max_length=self.max_length,
-            **pad,
+            pad_token=self._tokenizer.id_to_token(self.pad_id),
         )
         tokenizer.save_pretrained(folder)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"kind": KIND, "content": self.content, "max_length": self.max_length, "pad_id": self.pad_id}
+        return {"kind": KIND, **{name: getattr(self, name) for name in ("content", "max_length", "pad_id", "padded")}}
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> SubwordTokenizer:
-        return cls(stored["content"], max_length=stored["max_length"], pad_id=stored["pad_id"])
+        return cls(**{name: stored[name] for name in ("content", "max_length", "pad_id", "padded")})
 
 
 AnyTokenizer = Vocabulary | SubwordTokenizer

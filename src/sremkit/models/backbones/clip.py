@@ -116,7 +116,7 @@ class Clip(Matcher):
         self.kind: str = model.config.model_type
         self.config = model.config
         if gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            _checkpoint_layers(model)
         self.vision_model, self.text_model = model.vision_model, model.text_model
         self.visual_projection = getattr(model, "visual_projection", nn.Identity())
         self.text_projection = getattr(model, "text_projection", nn.Identity())
@@ -204,6 +204,13 @@ class Clip(Matcher):
             transformers.AutoTokenizer.from_pretrained(self.folder, local_files_only=True).save_pretrained(folder)
         elif tokenizer is not None:
             tokenizer.save(folder)
+
+
+def _checkpoint_layers(model: Any) -> None:
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable()
+    else:  # its name in earlier versions of transformers
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 def _model_class(kind: str) -> Any:
