@@ -5,6 +5,7 @@ This is where the parts meet. The truth about injected noise goes to the observe
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import sys
@@ -23,6 +24,8 @@ from sremkit.config.recipes import DataSettings, Recipe
 from sremkit.config.settings import SettingsError, check_options, check_sizes
 from sremkit.data import Batches, Noise, Pairs, Vocabulary
 from sremkit.data.pairs import MISSING
+from sremkit.data.pixels import PixelReading, has_pixels, readable_pairs, with_pixels
+from sremkit.data.subwords import AnyTokenizer, tokenizer_from_dict
 from sremkit.data.training_pairs import (
     are_trained_on,
     noise_for,
@@ -31,6 +34,7 @@ from sremkit.data.training_pairs import (
     resolve_source,
     with_noise,
 )
+from sremkit.data.worker_processes import usable_cores
 from sremkit.errors import DataError, UserError
 from sremkit.evaluation import retrieval_recall_folds
 from sremkit.evaluation.noise_observer import NoiseObserver
@@ -38,10 +42,12 @@ from sremkit.evaluation.scoring import score_matrix, validation_metrics
 from sremkit.methods import Method, build_method
 from sremkit.models import BACKBONES, Matcher, build_matcher
 from sremkit.models.ensemble import logit_of_mean
+from sremkit.models.hf_folder import PRETRAINED
 from sremkit.models.matcher import FROM_DATA
 from sremkit.reports.run import write_run_report
 from sremkit.training.checkpoint import of_another_model, without_prefix
 from sremkit.training.distributed import Process, this_process
+from sremkit.training.initial_weights import StartWeights, find_weights
 from sremkit.training.reporters import Observer, Reporter, ReporterList
 from sremkit.training.run_folder import DamagedWarning, RunFolder, describe_environment
 from sremkit.training.step import autocast
@@ -65,7 +71,7 @@ class Prepared:
     validates_on_training_pairs: bool  # the collection has no splits
     noise: Noise  # of all pairs, so before any were set aside
     trusted: Pairs | None  # right pairs, set aside for a method that needs some
-    vocabulary: Vocabulary | None
+    vocabulary: AnyTokenizer | None
     matcher: Matcher
     method: Method
     process: Process
@@ -78,12 +84,19 @@ class Prepared:
         }
 
 
-def prepare(recipe: Recipe, process: Process | None = None) -> Prepared:
+def prepare(
+    recipe: Recipe, process: Process | None = None, *, decoding: Callable[[int, int], None] | None = None
+) -> Prepared:
     """Read the data and build model and method as the recipe says.
 
     Args:
         process: which of several processes this is; found out when absent.
+        decoding: called with the number of images decoded and of all, for models on pixels.
     """
+    process = process or this_process(recipe.training.device)
+    start = None if recipe.training.init is None else find_weights(recipe.training.init)
+    if start is not None:
+        recipe = replace(recipe, model=start.options_for(recipe.model))
     _check_backbone(recipe.model)
     clean = read_training_pairs(recipe.data)
     noise = noise_for(recipe.noise, clean)
@@ -94,27 +107,60 @@ def prepare(recipe: Recipe, process: Process | None = None) -> Prepared:
         )
     method = _method(recipe.method)
     aside = _set_aside(recipe, clean, method)  # (m,) bool
-    train, true_image, is_noisy = with_noise(clean, noise, leave_out=aside)
-    vocabulary = _vocabulary(recipe.data, clean)
+    vocabulary = None
+    if not BACKBONES[recipe.model["name"]].has_tokenizer:
+        vocabulary = _vocabulary(recipe.data, clean, start)
     torch.manual_seed(recipe.training.seed)
     if recipe.training.threads is not None:
         torch.set_num_threads(recipe.training.threads)
     torch.set_float32_matmul_precision("high" if recipe.training.precision == "tf32" else "highest")
     val = read_split(recipe.data, recipe.data.val_split)
+    validates_on_training_pairs = are_trained_on(val, clean)
+    matcher = _matcher(recipe.model, clean, vocabulary, method)
+    if start is not None:
+        start.load_into(matcher)
+    reading = _pixel_reading(recipe.data, processes=process.world, progress=decoding)
+    unreadable = np.zeros(0, dtype=np.int64)
+    if matcher.image_transform is not None:
+        clean = with_pixels(clean, matcher.image_transform, reading)
+        unreadable = np.unique(clean.image_of_text[~has_pixels(clean)])
+    leave_out = aside | np.isin(noise.image_of_text, unreadable)
+    train, true_image, is_noisy = with_noise(clean, noise, leave_out=leave_out)
     return Prepared(
         recipe=recipe,
         train=train,
         true_image=true_image,
         is_noisy=is_noisy,
-        val=val,
-        validates_on_training_pairs=are_trained_on(val, clean),
+        val=pairs_for_model(matcher, val, reading),
+        validates_on_training_pairs=validates_on_training_pairs,
         noise=noise,
-        trusted=clean.select(np.flatnonzero(aside)) if aside.any() else None,
-        vocabulary=vocabulary,
-        matcher=_matcher(recipe.model, clean, vocabulary, method),
+        trusted=_trusted(clean, aside),
+        vocabulary=matcher.tokenizer() if BACKBONES[recipe.model["name"]].has_tokenizer else vocabulary,
+        matcher=matcher,
         method=method,
-        process=process or this_process(recipe.training.device),
+        process=process,
     )
+
+
+def pairs_for_model(matcher: Matcher, pairs: Pairs, reading: PixelReading | None = None) -> Pairs:
+    """The pairs as this model reads them: with pixels if it reads those, without images that cannot be read."""
+    if matcher.image_transform is None:
+        return pairs
+    return readable_pairs(with_pixels(pairs, matcher.image_transform, reading))
+
+
+def _pixel_reading(
+    data: DataSettings, *, processes: int = 1, progress: Callable[[int, int], None] | None = None
+) -> PixelReading:
+    workers = data.image_workers
+    if workers is None and processes > 1:
+        workers = max(1, usable_cores() // processes)
+    return PixelReading(cache=data.pixel_cache, workers=workers, progress=progress)
+
+
+def _trusted(clean: Pairs, aside: np.ndarray) -> Pairs | None:
+    rows = np.flatnonzero(aside & has_pixels(clean))
+    return clean.select(rows) if len(rows) else None
 
 
 def train(
@@ -150,8 +196,20 @@ def train(
             tracking.close(failed="best_rsum" not in record)
             folder.write_record(record)
     if process.is_main:
+        save_pretrained(prepared, folder)
         write_run_report(folder)
     return record
+
+
+def save_pretrained(prepared: Prepared, folder: RunFolder) -> None:
+    """Write the best model in its own format next to the run's files, if it has one."""
+    if not hasattr(prepared.matcher, "save_pretrained"):
+        return
+    tensors, _ = folder.best()
+    best = copy.deepcopy(prepared.matcher).cpu()
+    with of_another_model(folder.checkpoints):
+        best.load_state_dict(without_prefix("model", tensors))
+    best.save_pretrained(folder.path / PRETRAINED, prepared.vocabulary)
 
 
 def make_trainer(
@@ -219,16 +277,20 @@ def with_whole_paths(recipe: Recipe) -> Recipe:
     # Scenes are generated, whatever lies in a folder of that name.
     source = data.source if data.source == "scenes" else whole(data.source)
     data = replace(data, source=source, keep=whole(data.keep), vocabulary=whole(data.vocabulary))
-    return replace(recipe, data=data, noise=replace(noise, file=whole(noise.file)))
+    training = replace(recipe.training, init=whole(recipe.training.init))
+    model = recipe.model
+    if isinstance(model.get("folder"), str):
+        model = {**model, "folder": whole(model["folder"])}
+    return replace(recipe, data=data, noise=replace(noise, file=whole(noise.file)), training=training, model=model)
 
 
-def load_best(folder: RunFolder) -> tuple[Matcher, Vocabulary | None]:
+def load_best(folder: RunFolder) -> tuple[Matcher, AnyTokenizer | None]:
     """The best model of a run, with its vocabulary."""
     tensors, facts = folder.best()
     with of_another_model(folder.checkpoints):
         matcher = build_matcher(facts["model"]["name"], **facts["model"]["options"])
         matcher.load_state_dict(without_prefix("model", tensors))
-        vocabulary = None if facts["vocabulary"] is None else Vocabulary.from_dict(facts["vocabulary"])
+        vocabulary = None if facts["vocabulary"] is None else tokenizer_from_dict(facts["vocabulary"])
     return matcher.eval(), vocabulary
 
 
@@ -246,10 +308,11 @@ def evaluate_runs(
     name = recipe.data.test_split if split == "test" else recipe.data.val_split
     if folds is None:
         folds = (recipe.data.test_folds or 1) if split == "test" else 1
-    pairs = read_split(recipe.data, name)
+    given = read_split(recipe.data, name)
     scores = []
     for folder in folders:
         matcher, vocabulary = load_best(folder)
+        pairs = pairs_for_model(matcher, given, _pixel_reading(recipe.data))
         place = this_process(device).device
         with autocast(folder.recipe().training.precision, place):  # the precision of the validation
             scores.append(score_matrix(matcher.to(place), pairs, vocabulary).float())
@@ -323,21 +386,23 @@ def _set_aside(recipe: Recipe, clean: Pairs, method: Method) -> np.ndarray:
     return np.isin(clean.image_of_text, chosen)
 
 
-def _vocabulary(data: DataSettings, pairs: Pairs) -> Vocabulary | None:
+def _vocabulary(data: DataSettings, pairs: Pairs, start: StartWeights | None) -> Vocabulary | None:
     if not data.words:
         return None
+    if start is not None and start.vocabulary is not None:  # the word embeddings belong to these words
+        return start.vocabulary
     if data.vocabulary is not None:
         return Vocabulary.load(Path(resolve_source(data.vocabulary)))
     return Vocabulary.build(pairs.texts, min_count=data.min_count)
 
 
 def _check_backbone(table: dict[str, Any]) -> None:
-    """Refuse a backbone that cannot be trained, and options that it does not take, before the data are read."""
+    """Refuse options that the backbone does not take, before the data are read."""
     backbone = BACKBONES[table["name"]]
-    if backbone.image_input == "pixels":
+    if backbone.has_tokenizer and not {"folder", "config"} & set(table):
         raise SettingsError(
-            f"model.name is '{table['name']}', which reads pixels, and no data format provides them yet; build it in "
-            f"Python with build_matcher('{table['name']}', ...), or choose one of `srem list backbones`"
+            f"'{table['name']}' starts from a pretrained model; give its folder, or its name on the Hugging Face hub, "
+            "with --set model.folder=FOLDER"
         )
     check_options(backbone, {key: value for key, value in table.items() if key != "name"}, where="model")
 

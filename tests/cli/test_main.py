@@ -70,8 +70,8 @@ def test_list_of_one_kind(capsys) -> None:
 def test_list_shows_the_backbones_that_recipes_can_train(capsys) -> None:
     _, out, _ = run("list", "backbones", capsys=capsys)
     shown = {line.split()[0] for line in out.splitlines()[1:]}
-    assert {"sgr", "dual"} <= shown
-    assert not shown & {"clip", "two-networks", "meta-scored"}
+    assert {"sgr", "dual", "clip", "vit"} <= shown
+    assert not shown & {"two-networks", "meta-scored"}
 
 
 def test_a_noise_file_is_made_inspected_and_not_overwritten(tmp_path: Path, capsys) -> None:

@@ -131,7 +131,7 @@ def test_a_recipe_without_its_data_says_how_to_find_them(tmp_path: Path, monkeyp
         (["train", "scenes-srem", "--set", "model.name=sgrr"], "did you mean"),
         (
             ["train", "scenes-srem", "--set", "model.name=clip"],
-            "'clip', which reads pixels, and no data format",
+            "with --set model.folder=FOLDER",
         ),
         (
             ["train", "scenes-srem-plus", *TINY, "--set", "method.clean_prob_power=-1"],

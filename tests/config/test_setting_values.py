@@ -32,10 +32,13 @@ OUT_OF_RANGE = [
     ("training.patience=-1", r"'training\.patience' must be at least 0, got -1"),
     ("training.checkpoint_minutes=-1", r"'training\.checkpoint_minutes' must be at least 0, got -1\.0"),
     ("training.keep_statistics=-1", r"'training\.keep_statistics' must be at least 0, got -1"),
+    ("training.min_crop_area=0", r"'training\.min_crop_area' must be more than 0 and at most 1, got 0"),
+    ("training.flip=2", r"'training\.flip' must be at least 0 and at most 1, got 2"),
     ("noise.rate=1.1", r"'noise\.rate' must be at least 0 and at most 1, got 1\.1"),
     ("noise.seed=-1", r"'noise\.seed' must be at least 0, got -1"),
     ("data.test_folds=0", r"'data\.test_folds' must be at least 1, got 0"),
     ("data.min_count=0", r"'data\.min_count' must be at least 1, got 0"),
+    ("data.image_workers=-1", r"'data\.image_workers' must be at least 0, got -1"),
     ("data.trusted_images=-1", r"'data\.trusted_images' must be at least 0, got -1"),
 ]
 

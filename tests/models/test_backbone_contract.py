@@ -34,7 +34,7 @@ WITHOUT_EFFECT = re.compile(
 
 
 def test_the_backbones_of_the_paper_are_registered() -> None:
-    expected = {"scan-t2i", "scan-i2t", "imram", "vsrn", "sgr", "saf", "sgraf", "dual", "vse-infty", "clip"}
+    expected = {"scan-t2i", "scan-i2t", "imram", "vsrn", "sgr", "saf", "sgraf", "dual", "vse-infty", "clip", "vit"}
     assert expected <= set(BACKBONES)
     assert all(BACKBONES.describe(name) for name in BACKBONES)
 

@@ -51,6 +51,8 @@ def test_loss_and_gradients_of_two_processes_are_those_of_one_on_the_joined_batc
         "sgr",
         "saf",
         "sgraf",
+        "vit",
+        "clip",
     ]
     for _, loss, gradient, active in backbones:
         assert float(loss) < 1e-9

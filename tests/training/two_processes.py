@@ -15,16 +15,35 @@ import torch.distributed as dist
 from sremkit.config.recipes import TrainingSettings
 from sremkit.data import Batches, Vocabulary
 from sremkit.data.generated.scenes import make_scenes
+from sremkit.data.pixels import with_pixels
 from sremkit.methods import build_method
-from sremkit.models import build_matcher
+from sremkit.models import BACKBONES as BACKBONE_CLASSES
+from sremkit.models import Matcher, build_matcher
 from sremkit.training.distributed import JointForward, all_reduce_gradients, join_ids
 from sremkit.training.step import OptimizerStep, TrackedForward
 
-BACKBONES = ("scan-t2i", "scan-i2t", "imram", "vse-infty", "sgr", "saf", "sgraf")
+BACKBONES = ("scan-t2i", "scan-i2t", "imram", "vse-infty", "sgr", "saf", "sgraf", "vit", "clip")
+VIT = {"image_size": 16, "patch_size": 8, "hidden_size": 8, "num_layers": 1, "num_heads": 2, "dropout": 0.0}
 
 
 def doubled(batch):
     return type(batch)(**{**vars(batch), "images": batch.images.double()})
+
+
+def options_of(name: str, vocab_size: int, image_dim: int) -> dict:
+    if name == "clip":  # the last layers of one tower only, so that some weights have no gradient
+        config = BACKBONE_CLASSES["clip"].small_options["config"]
+        text = {**config["text_config"], "vocab_size": vocab_size, "max_position_embeddings": 64}
+        return {"config": {**config, "text_config": text}, "image_layers": 1}
+    if name == "vit":
+        return {"vocab_size": vocab_size, **VIT}
+    options = {"sim_dim": 6, "dropout": 0.0} if name in ("sgr", "saf", "sgraf") else {}
+    return {"vocab_size": vocab_size, "image_dim": image_dim, "embed_size": 8, "word_dim": 6, **options}
+
+
+def with_pixels_of(matcher: Matcher, *batches: Batches) -> None:
+    for some in batches:
+        some.pairs = with_pixels(some.pairs, matcher.image_transform)
 
 
 def main() -> None:
@@ -37,10 +56,10 @@ def main() -> None:
     method = build_method("srem", filtration=False)
     for name in BACKBONES:
         torch.manual_seed(0)
-        sizes = {"vocab_size": len(vocabulary), "image_dim": pairs.image_features.dim}
-        options = {"sim_dim": 6, "dropout": 0.0} if name in ("sgr", "saf", "sgraf") else {}
-        matcher = build_matcher(name, **sizes, embed_size=8, word_dim=6, **options).double()
+        matcher = build_matcher(name, **options_of(name, len(vocabulary), pairs.image_features.dim)).double()
         twin = copy.deepcopy(matcher)
+        if matcher.image_transform is not None:
+            with_pixels_of(matcher, whole, own)
         batch = doubled(next(iter(whole.epoch(0))))
         alone = method.loss(twin, batch, warmup=False)
         alone.total.backward()
@@ -61,6 +80,7 @@ def main() -> None:
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
         if rank == 0:
             print(name, loss, np.max(grads), int(alone.active_i2t.sum()), flush=True)
+    whole.pairs = own.pairs = pairs
     told_of_a_step(whole, own, len(vocabulary))
     dist.barrier()  # as `process_group` in sremkit.training.distributed does, and why
     dist.destroy_process_group()

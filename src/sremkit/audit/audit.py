@@ -230,7 +230,8 @@ class Audit:
             precision: flag as many pairs as possible with at least this expected precision; 0.95 by default.
             fraction: or flag this fraction of all pairs, those with the lowest scores.
             threshold: or flag the pairs with a lower match probability.
-            encoder: folder of a CLIP or SigLIP model of transformers, instead of the default encoders.
+            encoder: folder of a CLIP or SigLIP model of transformers, or a run that fine-tuned one, instead of the
+                default encoders. The cosine of its vectors is one more scorer, and the only one of a few hundred pairs.
             words: also find captions that are wrong in one word; takes some minutes for every 10,000 pairs.
             workers: processes that extract features; by default one for each core.
             progress: called with a stage, the number of items done and the total.
@@ -283,7 +284,8 @@ class Audit:
             embedded = embed_pairs(inputs, folder, encoders, workers=workers, progress=progress)
 
         with timed(seconds, "scoring"):
-            settings = ScoringSettings(seed=seed, word_epochs=WORD_EPOCHS if words else 0)
+            zero_shot = encoders.share_a_space(inputs.missing)
+            settings = ScoringSettings(seed=seed, word_epochs=WORD_EPOCHS if words else 0, zero_shot=zero_shot)
             folder = self.out / FOLDS / inputs.key
             folder.mkdir(parents=True, exist_ok=True)
             label = labels_of(embedded.pairs, decisions, has_texts=source.has_texts) if decisions else None

@@ -26,8 +26,8 @@ from sremkit.data.features import MappedFeatures
 from sremkit.data.format_utils import IMAGE_ROOT_HINT
 from sremkit.data.formats import WHOLE, Collection
 from sremkit.data.formats.features import MANIFEST
-from sremkit.data.images import FileImages, JoinedImages, SelectedImages, TarImages
-from sremkit.data.pairs import FeatureRows, FeatureSource, ImageSource, Pairs, SelectedRows
+from sremkit.data.images import image_place, image_state, only_used_images
+from sremkit.data.pairs import FeatureRows, FeatureSource, ImageSource, Pairs
 from sremkit.errors import DataError
 from sremkit.features.cache import ContentHashes, content_hash
 from sremkit.features.encoders import ImageEncoder, TextEncoder
@@ -52,16 +52,24 @@ class Encoders:
 
     @classmethod
     def open(cls, folder: str | Path | None = None) -> Encoders:
-        """Load a CLIP or SigLIP model of transformers; without a folder, the default encoders."""
+        """Load a CLIP or SigLIP model: its folder, a run that fine-tuned one, or a name on the Hugging Face hub.
+
+        Without a folder, the default encoders.
+        """
         if folder is None:
             return cls.default()
         from sremkit.features.encoders.clip import open_encoders
 
-        return cls(*open_encoders(folder), str(Path(folder).absolute()))
+        images, texts = open_encoders(folder)
+        return cls(images, texts, str(images.model.folder.absolute()))
 
     @classmethod
     def default(cls) -> Encoders:
         return cls(EfficientNetEncoder(), MiniLMEncoder())
+
+    def share_a_space(self, missing: Sequence[str]) -> bool:
+        """Whether one pretrained model encodes images and texts, so that their cosine is a similarity."""
+        return self.folder is not None and {"pooled", "sentences"} <= set(missing)
 
     def describe(self, missing: Sequence[str]) -> dict[str, str]:
         """The encoder of each modality; features that are not missing are used as given."""
@@ -158,7 +166,7 @@ def embed_pairs(
     if len(usable) == 0:
         first = next(iter(problems.values())).message
         raise DataError(f"none of the {len(pairs):,} pairs can be scored; the first because {first}")
-    embedded = compact(pairs, usable)
+    embedded = only_used_images(pairs, usable)
     assert embedded.image_features is not None
     if embedded.image_features.rows(np.array([0])).values.ndim == 3:
         embedded = replace(embedded, image_features=MeanOfRegions(embedded.image_features))
@@ -234,20 +242,6 @@ def _chunks(source: FeatureSource) -> Iterator[tuple[np.ndarray, FeatureRows | D
                     yield row, source.rows(row)
                 except DataError as problem:
                     yield row, problem
-
-
-def compact(pairs: Pairs, rows: np.ndarray) -> Pairs:
-    """Select pairs, and of the images only those they use, renumbered."""
-    selected = pairs.select(rows)
-    used, numbers = np.unique(selected.image_of_text, return_inverse=True)
-    images, features = pairs.images, pairs.image_features
-    return replace(
-        selected,
-        image_of_text=numbers.astype(np.int64),
-        image_ids=[pairs.image_ids[k] for k in used],
-        images=None if images is None else SelectedImages(images, used),
-        image_features=None if features is None else SelectedRows(features, used),
-    )
 
 
 class MeanOfRegions:
@@ -343,39 +337,9 @@ def check_features(
     return digest.hexdigest(), problems
 
 
-def image_state(images: ImageSource, number: int) -> list[int | str] | None:
-    """Return size and date of an image, which change with its content; None where they are unknown."""
-    if isinstance(images, SelectedImages):
-        return image_state(images.source, int(images.selected[number]))
-    if isinstance(images, JoinedImages):
-        return image_state(*images.place(number))
-    if hasattr(images, "digest"):  # of images in memory
-        return [images.digest(number)]
-    place = _place(images, number)
-    if place is None:
-        return None
-    try:
-        state = os.stat(place[0])
-    except OSError:
-        return ["missing", *place[1:]]
-    return [state.st_size, state.st_mtime_ns, *place[1:]]
-
-
 def image_content(images: ImageSource, number: int) -> str | None:
     """Hash path, size and date of an image, whatever its id; None where they are unknown."""
-    place, state = _place(images, number), image_state(images, number)
+    place, state = image_place(images, number), image_state(images, number)
     if place is None or state is None or state == ["missing"]:
         return None
     return content_hash(os.path.abspath(place[0]), *state)
-
-
-def _place(images: ImageSource, number: int) -> tuple[str, *tuple[int, ...]] | None:
-    """The file of an image, below selections and joins; of an archive followed by offset and size."""
-    if isinstance(images, JoinedImages):
-        return _place(*images.place(number))
-    if isinstance(images, SelectedImages):
-        return _place(images.source, int(images.selected[number]))
-    if isinstance(images, TarImages):
-        member = images.member(number)
-        return member.tar, member.offset, member.size
-    return (images.paths[number],) if isinstance(images, FileImages) else None

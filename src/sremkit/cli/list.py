@@ -35,6 +35,4 @@ def _entries(kind: str) -> dict[str, str]:
     if kind == "recipes":
         return recipe_headlines()
     registry = {"methods": METHODS, "backbones": BACKBONES, "formats": FORMATS}[kind]
-    # No format provides pixels, so backbones that read them cannot be trained from here.
-    hidden = {name for name in BACKBONES if BACKBONES[name].image_input == "pixels"}
-    return {name: registry.describe(name) for name in registry if name not in hidden}  # type: ignore[attr-defined]
+    return {name: registry.describe(name) for name in registry}  # type: ignore[attr-defined]

@@ -6,10 +6,13 @@ import argparse
 import os
 import warnings
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sremkit.errors import MissingExtraError, UserError
 from sremkit.extras import is_installed
+
+if TYPE_CHECKING:
+    from sremkit.config.recipes import Recipe
 
 Condition = Callable[[argparse.Namespace], bool]
 
@@ -28,22 +31,36 @@ def in_several_processes(args: argparse.Namespace) -> bool:
 
 def on_scenes(args: argparse.Namespace) -> bool:
     """Whether the pairs are generated scenes: of a recipe, of runs, or of a bench."""
+    if trains(args) and getattr(args, "data", None) is not None:
+        return args.data.split(":")[0] == "scenes"
+    return any(recipe.data.source == "scenes" for recipe in _recipes(args))
+
+
+def on_pixels(args: argparse.Namespace) -> bool:
+    """Whether the model reads pixels."""
+    return any(recipe.model["name"] in ("clip", "vit") for recipe in _recipes(args))
+
+
+def fine_tunes(args: argparse.Namespace) -> bool:
+    """Whether the model is a pretrained one of transformers."""
+    return any(recipe.model["name"] == "clip" for recipe in _recipes(args))
+
+
+def _recipes(args: argparse.Namespace) -> list[Recipe]:
+    """The recipes that a command names, itself or by runs; none where it would refuse them."""
     from sremkit.config.recipes import load_recipe
     from sremkit.training.run_folder import RunFolder
 
-    if not trains(args):
-        return False
-    if getattr(args, "data", None) is not None:
-        return args.data.split(":")[0] == "scenes"
+    if not trains(args) or getattr(args, "data", None) is not None:
+        return []
     runs = [args.resume] if getattr(args, "resume", None) else getattr(args, "runs", [])
     recipe, overrides = getattr(args, "recipe", None) or "", getattr(args, "overrides", [])
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the command itself loads the recipe again, and warns
-            recipes = [RunFolder.open(run).recipe() for run in runs] or [load_recipe(recipe, overrides)]
+            return [RunFolder.open(run).recipe() for run in runs] or [load_recipe(recipe, overrides)]
     except UserError:
-        return False  # the command says what is wrong with it
-    return any(loaded.data.source == "scenes" for loaded in recipes)
+        return []  # the command says what is wrong with it
 
 
 def draws_figures(args: argparse.Namespace) -> bool:
@@ -99,17 +116,26 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "train": (
         Need("train", RECORDS, trains),
         Need("train", ("pillow",), on_scenes),
+        Need("train", ("pillow",), on_pixels),
+        Need("hf", ("transformers", "tokenizers"), fine_tunes),
         Need("train", ("accelerate",), in_several_processes),
         Need("wandb", ("wandb",), lambda args: "wandb" in args.track),
         Need("mlflow", ("mlflow-skinny", "sqlalchemy", "alembic"), lambda args: "mlflow" in args.track),
     ),
-    "eval": (Need("train", ("pillow",), on_scenes),),
+    "eval": (
+        Need("train", ("pillow",), on_scenes),
+        Need("train", ("pillow",), on_pixels),
+        Need("hf", ("transformers", "tokenizers"), fine_tunes),
+    ),
     "index": (Need("search", ("pyarrow", "pillow", "faiss-cpu")),),
     "search": (Need("search", ("pyarrow", "pillow", "faiss-cpu")),),
     "serve": (Need("serve", ("pyarrow", "pillow", "faiss-cpu", "fastapi", "uvicorn", "prometheus-client")),),
     "compare": (),
     "export-model": (Need("onnx", ("onnx", "onnxscript", "onnxruntime"), lambda args: args.onnx),),
-    "features": (Need("features", ("pillow", *ENCODERS)),),
+    "features": (
+        Need("features", ("pillow", *ENCODERS), lambda args: args.encoder is None),
+        Need("hf", ("transformers", "tokenizers", "pillow"), uses_a_clip_model),
+    ),
     "bench": (Need("train", ("pillow",), on_scenes), Need("report", ("matplotlib",), draws_figures)),
     "noise": (),
     "data": (),

@@ -3,6 +3,9 @@
 srem train scenes-srem
 srem train flickr8k-dual-srem --set noise.rate=0.6 --out runs/mine
 srem train --resume runs/mine
+srem train --resume runs/mine --set training.epochs=20
+srem train clip-finetune-srem --set data.source=pairs.csv --set model.folder=models/clip
+srem train scenes-pixels-srem --init runs/mine
 srem train scenes-srem --track wandb
 srem train features-dual-srem --set data.source=features/mine --keep keep.txt
 torchrun --nproc_per_node=2 -m sremkit train scenes-srem
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from sremkit.errors import UserError
@@ -24,7 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", nargs="?", help="a recipe's name (see `srem list recipes`) or a .toml file")
     parser.add_argument("-o", "--out", type=Path, help="folder of the run (default: runs/RECIPE)")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder")
-    changed = "change a setting, such as training.epochs=2; may be repeated"
+    parser.add_argument(
+        "--init", metavar="RUN_OR_FOLDER", help="begin with the weights of this run, exported model or pretrained model"
+    )
+    changed = (
+        "change a setting, such as training.epochs=2; KEY= without a value takes a setting of the recipe back; may be "
+        "repeated. A resumed run takes training.epochs alone, to go on for longer"
+    )
     parser.add_argument("--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[], help=changed)
     parser.add_argument(
         "--keep",
@@ -40,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from sremkit.config.recipes import load_recipe
+    from sremkit.config.recipes import extended, load_recipe
     from sremkit.describe import describe_recipe
     from sremkit.experiment import with_whole_paths
     from sremkit.training.run_folder import RunFolder
@@ -48,13 +58,14 @@ def run(args: argparse.Namespace) -> None:
     if (args.recipe is None) == (args.resume is None):
         raise UserError("name a recipe to train, or a run to go on with: srem train RECIPE, srem train --resume RUN")
     if args.resume is not None:
-        if args.overrides or args.out or args.keep:
-            raise UserError("a resumed run keeps its settings and its folder; leave --set, --keep and --out away")
-        recipe = RunFolder.open(args.resume).recipe()
+        if args.out or args.keep or args.init:
+            raise UserError("a resumed run keeps its settings and its folder; leave --keep, --init and --out away")
+        recipe = extended(RunFolder.open(args.resume).recipe(), args.overrides)
     else:
         # Who keeps the right pairs does not want them made wrong again, as recipes for comparisons do.
         kept = ["noise.rate=0", f"data.keep={json.dumps(str(args.keep))}"] if args.keep else []
-        recipe = with_whole_paths(load_recipe(args.recipe, [*kept, *args.overrides]))
+        start = [f"training.init={json.dumps(str(args.init))}"] if args.init else []
+        recipe = with_whole_paths(load_recipe(args.recipe, [*kept, *start, *args.overrides]))
     if args.print_config:
         print(describe_recipe(recipe), end="")
         return
@@ -65,6 +76,7 @@ def run(args: argparse.Namespace) -> None:
 def _train(recipe, out: Path, *, resumed: bool, trackers: list[str]) -> None:
     from rich.console import Console
 
+    from sremkit.cli.progress import StageProgress
     from sremkit.config.recipes import recipe_to_toml
     from sremkit.data.noise import protocol_label
     from sremkit.experiment import prepare, train
@@ -77,13 +89,16 @@ def _train(recipe, out: Path, *, resumed: bool, trackers: list[str]) -> None:
         folder = RunFolder(out)
         if not resumed and process.is_main:  # the others may come when the folder of this run is there already
             folder.refuse_existing()
-        prepared = prepare(recipe, process)
+        with StageProgress(console) as progress:
+            prepared = prepare(recipe, process, decoding=partial(progress.stage, "images decoded"))
         if process.is_main:
             stack.enter_context(folder.locked())
-            if resumed:
-                folder.prepare_resume()
-            else:
+            if not resumed:
                 folder = RunFolder.create(out, config=recipe_to_toml(recipe))
+            else:
+                folder.prepare_resume()
+                if folder.recipe() != recipe:
+                    folder.change_config(recipe_to_toml(recipe))
         was_finished = resumed and folder.is_finished()
         noise = prepared.noise
         console.print(

@@ -12,7 +12,7 @@ import re
 import tomllib
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -53,6 +53,9 @@ class DataSettings:
         min_count: words seen less often are unknown.
         words: whether the model reads words; false for models on sentence vectors.
         trusted_images: images set aside with their captions, for methods that need correct pairs.
+        pixel_cache: of models on pixels: where resized images are kept. "auto": in memory if they take at most 256 MB,
+            else in the user's cache folder ($SREMKIT_CACHE); "off": decode them in every epoch; or a folder.
+        image_workers: processes that decode images; by default one per core.
     """
 
     source: str
@@ -68,6 +71,8 @@ class DataSettings:
     min_count: Annotated[int, AT_LEAST_ONE] = 4
     words: bool = True
     trusted_images: Annotated[int, COUNT] = 0
+    pixel_cache: str = "auto"
+    image_workers: Annotated[int | None, WORKERS] = None
 
     def __post_init__(self) -> None:
         check_ranges(self, where="data")
@@ -127,6 +132,9 @@ class TrainingSettings:
         patience: stop after this number of epochs without a better validation result.
         checkpoint_minutes: time between checkpoints, besides the one at the end of each epoch.
         keep_statistics: number of last epochs whose per-pair statistics stay on disk.
+        min_crop_area: of models on pixels: train on random crops of at least this share of the image; 1 for none.
+        flip: share of training images that are mirrored; captions that say left and right then become wrong.
+        init: begin with the weights of this run or model folder.
     """
 
     epochs: Annotated[int, EPOCHS] = 50
@@ -154,6 +162,9 @@ class TrainingSettings:
     patience: Annotated[int | None, COUNT] = None
     checkpoint_minutes: Annotated[float, Range(least=0)] = 5.0
     keep_statistics: Annotated[int, COUNT] = 3
+    min_crop_area: Annotated[float, Range(above=0, most=1)] = 1.0
+    flip: Annotated[float, SHARE] = 0.0
+    init: str | None = None
 
     def __post_init__(self) -> None:
         check_ranges(self, where="training")
@@ -267,6 +278,28 @@ def recipe_from_table(table: dict[str, Any], overrides: Sequence[str] = (), *, w
     for key, value in assignments:
         assign(table, key, value)
     return from_table(Recipe, table, where="")
+
+
+def extended(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    """A run's recipe with more epochs; every other setting stays as it was."""
+    if not overrides:
+        return recipe
+    assignments = [parse_assignment(override) for override in overrides]
+    if any(key != ["training", "epochs"] for key, _ in assignments):
+        raise UserError(
+            "a resumed run keeps its settings but for training.epochs, which may grow; leave the other --set away, or "
+            "begin a new run with its weights: --init RUN"
+        )
+    table = {
+        **{f.name: getattr(recipe.training, f.name) for f in fields(recipe.training)},
+        "epochs": assignments[-1][1],
+    }
+    training = from_table(TrainingSettings, table, where="training")
+    if training.epochs < recipe.training.epochs:
+        raise UserError(
+            f"the run has {recipe.training.epochs} epochs; give more than that, not training.epochs={training.epochs}"
+        )
+    return replace(recipe, training=training)
 
 
 def _rename_component(table: dict[str, Any], kind: str, name: Any) -> None:

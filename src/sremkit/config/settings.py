@@ -19,6 +19,7 @@ from sremkit.errors import UserError
 
 T = TypeVar("T")
 
+REMOVED: Any = object()  # the value of an assignment without a value
 MAX_SIZE = 1_000_000  # of a whole number among the options of a model or a method
 
 
@@ -127,10 +128,15 @@ def suggestion(key: str, known: Iterable[str], *, where: str = "") -> str:
 
 
 def parse_assignment(assignment: str) -> tuple[list[str], Any]:
-    """Read `training.epochs=2`: the parts of the key, under its present name, and the value: TOML or a string."""
+    """Read `training.epochs=2`: the parts of the key, under its present name, and the value: TOML or a string.
+
+    Without a value, as in `model.dropout=`, the value is `REMOVED`.
+    """
     key, equals, text = assignment.partition("=")
     if not equals or not key.strip():
         raise SettingsError(f"'{assignment}' is not an assignment; write --set key=value, such as training.epochs=2")
+    if not text.strip():
+        return rename_key(key.strip()).split("."), REMOVED
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):  # no TOML, or a number of thousands of digits
@@ -139,12 +145,17 @@ def parse_assignment(assignment: str) -> tuple[list[str], Any]:
 
 
 def assign(table: dict[str, Any], key: list[str], value: Any) -> None:
-    """Set a value deep in a table of tables."""
+    """Set a value deep in a table of tables; `REMOVED` takes a setting away."""
     for part in key[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
             raise SettingsError(f"'{'.'.join(key)}' goes below '{part}', which is a single value")
-    table[key[-1]] = value
+    if value is not REMOVED:
+        table[key[-1]] = value
+    elif key[-1] in table:
+        del table[key[-1]]
+    else:
+        raise SettingsError(f"'{'.'.join(key)}' is not set in the recipe, so it cannot be taken back; give it a value")
 
 
 def _refuse_missing(settings: type, given: Iterable[str], hints: dict[str, Any], where: str) -> None:

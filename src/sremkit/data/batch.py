@@ -12,13 +12,13 @@ from torch import Tensor
 class Batch:
     """b pairs. Masks are True where an element is present. No field states whether a pair is correct.
 
-    Images are region features (b, r, d) with a mask, or one vector each (b, d) without one; texts are word ids
-    (b, w) with a mask, or one vector each (b, e), or both.
+    Images are region features (b, r, d) with a mask, or one vector (b, d) or pixels (b, 3, h, w) without one; texts are
+    word ids (b, w) with a mask, or one vector each (b, e), or both.
     """
 
     pair_id: Tensor  # (b,) int64: row of the pair in its `Pairs`
     image_id: Tensor  # (b,) int64: number of the image; equal numbers are the same image
-    images: Tensor | None = None  # (b, r, d) or (b, d) float32
+    images: Tensor | None = None  # (b, r, d), (b, d) or (b, 3, h, w) float32
     region_mask: Tensor | None = None  # (b, r) bool
     words: Tensor | None = None  # (b, w) int64, 0 where absent
     word_mask: Tensor | None = None  # (b, w) bool

@@ -18,6 +18,7 @@ import torch
 from sremkit.data.batch import Batch
 from sremkit.data.features import Allocate, ArrayFeatures
 from sremkit.data.pairs import MISSING, FeatureSource, Pairs
+from sremkit.data.pixels import PixelFeatures
 from sremkit.errors import DataError
 
 # Batches that are sorted together: enough to find captions of similar length, few enough to stay random.
@@ -190,7 +191,7 @@ def _as_tensors(
     if source is None:
         return None, None
     raw = None
-    if allocate is not None and isinstance(source, ArrayFeatures):
+    if allocate is not None and isinstance(source, ArrayFeatures | PixelFeatures):
         raw = source.raw_rows(rows, allocate)
     values, mask = source.rows(rows) if raw is None else raw
     return torch.from_numpy(values), None if mask is None else torch.from_numpy(mask)

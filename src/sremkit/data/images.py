@@ -8,6 +8,7 @@ import tarfile
 import warnings
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from sremkit.data.format_utils import IMAGE_ROOT_HINT, Problem, Problems
-from sremkit.data.pairs import ImageSource
+from sremkit.data.pairs import ImageSource, Pairs, SelectedRows
 from sremkit.errors import DataError
 from sremkit.extras import require
 
@@ -182,6 +183,50 @@ class JoinedImages:
         """The source of an image and its number there."""
         part = bisect_right(self._starts, index) - 1
         return self.sources[part], index - self._starts[part]
+
+
+def only_used_images(pairs: Pairs, rows: np.ndarray) -> Pairs:
+    """Select pairs, and of the images only those they use, renumbered."""
+    selected = pairs.select(rows)
+    used, numbers = np.unique(selected.image_of_text, return_inverse=True)
+    images, features = pairs.images, pairs.image_features
+    return replace(
+        selected,
+        image_of_text=numbers.astype(np.int64),
+        image_ids=[pairs.image_ids[k] for k in used],
+        images=None if images is None else SelectedImages(images, used),
+        image_features=None if features is None else SelectedRows(features, used),
+    )
+
+
+def image_state(images: ImageSource, number: int) -> list[int | str] | None:
+    """Return size and date of an image, which change with its content; None where they are unknown."""
+    if isinstance(images, SelectedImages):
+        return image_state(images.source, int(images.selected[number]))
+    if isinstance(images, JoinedImages):
+        return image_state(*images.place(number))
+    if hasattr(images, "digest"):  # of images in memory
+        return [images.digest(number)]
+    place = image_place(images, number)
+    if place is None:
+        return None
+    try:
+        state = os.stat(place[0])
+    except OSError:
+        return ["missing", *place[1:]]
+    return [state.st_size, state.st_mtime_ns, *place[1:]]
+
+
+def image_place(images: ImageSource, number: int) -> tuple[str, *tuple[int, ...]] | None:
+    """The file of an image, below selections and joins; of an archive followed by offset and size."""
+    if isinstance(images, JoinedImages):
+        return image_place(*images.place(number))
+    if isinstance(images, SelectedImages):
+        return image_place(images.source, int(images.selected[number]))
+    if isinstance(images, TarImages):
+        member = images.member(number)
+        return member.tar, member.offset, member.size
+    return (images.paths[number],) if isinstance(images, FileImages) else None
 
 
 def decode_image(source: str | io.BytesIO, *, name: str) -> Image:

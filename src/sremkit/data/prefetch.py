@@ -108,8 +108,12 @@ class DeviceCopier:
     def __init__(self, batches: Batches, device: torch.device, *, staged: bool) -> None:
         self.device, self.staged = device, staged
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        scale = getattr(batches.pairs.image_features, "scale", None)
-        self.scale = None if scale is None else torch.from_numpy(np.asarray(scale)).to(device)
+        features = batches.pairs.image_features
+        self.scale, self.shift = self._constant(features, "scale"), self._constant(features, "shift")
+
+    def _constant(self, features: object, name: str) -> Tensor | None:
+        value = getattr(features, name, None)
+        return None if value is None else torch.from_numpy(np.asarray(value)).to(self.device)
 
     def buffer(self) -> StagingBuffer:
         return StagingBuffer(pinned=self.stream is not None, staged=self.staged)
@@ -141,9 +145,10 @@ class DeviceCopier:
         return batch
 
     def _dequantized(self, images: Tensor | None) -> Tensor | None:
-        """As `FeatureSource.rows` returns them: float32 and scaled, in memory of their own."""
+        """As `FeatureSource.rows` returns them: float32, scaled and shifted, in memory of their own."""
         if images is None or not self.staged:
             return images
         raw = images.dtype != torch.float32
         images = images.to(torch.float32, copy=self.stream is None)
-        return images * self.scale if raw and self.scale is not None else images
+        images = images * self.scale if raw and self.scale is not None else images
+        return images + self.shift if raw and self.shift is not None else images

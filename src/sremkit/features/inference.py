@@ -63,7 +63,7 @@ def encode_images(
     extract: Callable[[Image], np.ndarray] | None = None,
     batch_size: int = BATCH_SIZE,
 ) -> Encoded:
-    """Encode images with EfficientNet-lite2 and the model.
+    """Encode images with the model: its own pixels, or features of EfficientNet-lite2.
 
     Args:
         features: what the model was trained on; by default the grid for models on regions, else the pooled vector.
@@ -71,11 +71,13 @@ def encode_images(
     """
     if len(images) == 0:
         raise DataError("there are no images to encode; give at least one")
-    if matcher.image_input == "pixels":
-        raise DataError(
-            f"'{matcher.name}' takes pixels that its own image processor prepares; give it those, not images"
-        )
-    if extract is None:
+    if matcher.image_transform is not None:
+        transform = matcher.image_transform
+
+        def extract(image: Image) -> np.ndarray:
+            return transform(image).numpy()
+
+    elif extract is None:
         _check_dim(matcher, "image_dim", EfficientNetEncoder.dim, EfficientNetEncoder.description)
         kind = features or ("pooled" if matcher.image_input == "vectors" else "grid")
         encoder = _image_encoder()
@@ -88,7 +90,7 @@ def encode_images(
     with evaluating(matcher):
         for part in _slices(len(images), batch_size):
             rows = np.stack([extract(image) for image in images[part]])
-            values = torch.from_numpy(rows)  # (k, d) or (k, r, d)
+            values = torch.from_numpy(rows)  # (k, d), (k, r, d) or (k, 3, h, w)
             mask = torch.ones_like(values[..., 0], dtype=torch.bool) if values.ndim == 3 else None
             batch = _batch(len(rows), images=values, region_mask=mask)
             encoded.append(matcher.encode_images(batch.to(device)))

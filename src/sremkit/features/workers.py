@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import parent_process
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -16,13 +11,13 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from sremkit.data.pairs import ImageSource
+from sremkit.data.worker_processes import init_worker
 from sremkit.errors import DataError
 from sremkit.features.cache import CachedRows
 from sremkit.features.encoders import ImageEncoder, TextEncoder
 from sremkit.features.store import DTYPE
 
 TEXTS_PER_CHUNK = 256  # fixed, because the last bits of a vector depend on the other texts of its batch
-PARENT_POLL_SECONDS = 1.0
 
 
 class Chunk(NamedTuple):
@@ -109,7 +104,7 @@ def encode_chunks(job: ImageJob | TextJob, *, start: int, workers: int) -> Itera
         batch_size=None,
         num_workers=workers,
         collate_fn=_identity,
-        worker_init_fn=_init_worker,
+        worker_init_fn=init_worker,
         generator=torch.Generator(),  # else the loader would advance the global generator
     )
     try:
@@ -124,24 +119,5 @@ def num_uncached(job: ImageJob | TextJob, start: int) -> int:
     return max(len(job) - start, 0) - job.cached.count(start)
 
 
-def usable_cores() -> int:
-    """Number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _identity(chunk: Any) -> Any:
     return chunk
-
-
-def _init_worker(worker: int) -> None:
-    """Leave Ctrl-C to the parent, and exit when the parent is gone: a worker blocked on its queue would never end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = parent_process()
-    assert parent is not None
-    threading.Thread(target=_exit_without, args=(parent.pid,), daemon=True).start()
-
-
-def _exit_without(parent: int | None) -> None:
-    while os.getppid() == parent:
-        time.sleep(PARENT_POLL_SECONDS)
-    os._exit(1)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from sremkit.config.recipes import Recipe
-from sremkit.data import Vocabulary
 from sremkit.data.noise import protocol_label
+from sremkit.data.subwords import AnyTokenizer
 from sremkit.errors import UserError
 from sremkit.evaluation.recall import RECALLS
 from sremkit.io import digest, read_json
@@ -24,7 +24,7 @@ INPUTS = {
 }
 
 
-def card_of_run(folder: RunFolder, matcher: Matcher, vocabulary: Vocabulary | None, *, name: str) -> str:
+def card_of_run(folder: RunFolder, matcher: Matcher, vocabulary: AnyTokenizer | None, *, name: str) -> str:
     """The card of a run's best model."""
     recipe, record = folder.recipe(), folder.read_record()
     if not record:
@@ -38,7 +38,7 @@ def card_of_run(folder: RunFolder, matcher: Matcher, vocabulary: Vocabulary | No
     return _card(matcher, vocabulary, name=name, lead=f"Trained by the recipe `{record['recipe']}`.", sections=sections)
 
 
-def card_of_published(path: Path, matcher: Matcher, vocabulary: Vocabulary | None, *, name: str) -> str:
+def card_of_published(path: Path, matcher: Matcher, vocabulary: AnyTokenizer | None, *, name: str) -> str:
     """The card of an imported checkpoint, of which only the weights are known."""
     sections = {
         "Origin": f"`{path.name}`, SHA-256 begins with `{digest(path.read_bytes())}`. Data, noise and results are "
@@ -92,7 +92,7 @@ def _recall(metrics: dict[str, float]) -> str:
     return f"| {head} |\n|{'---|' * len(known)}\n| {numbers} |"
 
 
-def _card(matcher: Matcher, vocabulary: Vocabulary | None, *, name: str, lead: str, sections: dict[str, str]) -> str:
+def _card(matcher: Matcher, vocabulary: AnyTokenizer | None, *, name: str, lead: str, sections: dict[str, str]) -> str:
     words = "" if vocabulary is None else f" The vocabulary has {len(vocabulary):,} words."
     inputs = f"Images: {INPUTS[matcher.image_input]}. Texts: {INPUTS[matcher.text_input]}.{words}"
     options = ", ".join(f"{key} = {value}" for key, value in matcher.options.items())

@@ -9,13 +9,14 @@ image.onnx, text.onnx    of a dual encoder, on request
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from sremkit.data import Vocabulary
+from sremkit.data.subwords import AnyTokenizer, tokenizer_from_dict
 from sremkit.errors import UserError
 from sremkit.io import atomic_write, read_json, write_json
 from sremkit.models import Matcher, build_matcher
@@ -25,7 +26,7 @@ from sremkit.version import __version__
 WEIGHTS, CONFIG, VOCABULARY, CARD = "model.safetensors", "config.json", "vocabulary.json", "README.md"
 
 
-def save_model(folder: Path, matcher: Matcher, vocabulary: Vocabulary | None, *, card: str) -> None:
+def save_model(folder: Path, matcher: Matcher, vocabulary: AnyTokenizer | None, *, card: str) -> None:
     """Write a model into a new or empty folder."""
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; name another folder with -o")
@@ -35,13 +36,13 @@ def save_model(folder: Path, matcher: Matcher, vocabulary: Vocabulary | None, *,
         folder / WEIGHTS, save(tensors, metadata={"format": "pt"})
     )  # save_file makes it readable for the user alone
     if vocabulary is not None:
-        vocabulary.save(folder / VOCABULARY)
+        atomic_write(folder / VOCABULARY, json.dumps(vocabulary.to_dict(), ensure_ascii=False))
     atomic_write(folder / CARD, card)
     config: dict[str, Any] = {"sremkit": __version__, "model": {"name": matcher.name, "options": matcher.options}}
     write_json(folder / CONFIG, config)  # last: a folder with it is complete
 
 
-def load_model(folder: str | Path) -> tuple[Matcher, Vocabulary | None]:
+def load_model(folder: str | Path) -> tuple[Matcher, AnyTokenizer | None]:
     """The model of an exported folder, in evaluation mode, and its vocabulary if it reads words."""
     folder = Path(folder)
     if not (folder / CONFIG).exists():
@@ -55,4 +56,4 @@ def load_model(folder: str | Path) -> tuple[Matcher, Vocabulary | None]:
     except (OSError, SafetensorError, RuntimeError) as cause:
         raise CheckpointError(f"{folder / WEIGHTS} is missing or damaged; export the model again ({cause})") from cause
     has_words = (folder / VOCABULARY).exists()
-    return matcher.eval(), Vocabulary.load(folder / VOCABULARY) if has_words else None
+    return matcher.eval(), tokenizer_from_dict(read_json(folder / VOCABULARY)) if has_words else None

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from sremkit.config.options import TakesOptions
 from sremkit.data.batch import Batch
 from sremkit.data.batches import Batches
+from sremkit.data.image_transform import ImageTransform
+from sremkit.data.subwords import SubwordTokenizer
 from sremkit.errors import DataError
 from sremkit.models.encoding import Encoded as Encoded
 
@@ -48,6 +50,8 @@ class Matcher(nn.Module, TakesOptions):
     #: What the backbone reads from a batch.
     image_input: ClassVar[Literal["regions", "vectors", "pixels"]] = "regions"
     text_input: ClassVar[Literal["words", "sentences"]] = "words"
+    #: Whether it reads texts by a tokenizer of its own, `tokenizer()`, in place of a vocabulary of the data.
+    has_tokenizer: ClassVar[bool] = False
     #: Whether the host never waits for a CUDA device during a step, so that the step can be a CUDA graph.
     supports_cuda_graphs: ClassVar[bool] = False
     #: Whether products in `compare` follow autocast; else it computes in full precision.
@@ -59,8 +63,14 @@ class Matcher(nn.Module, TakesOptions):
         super().__init__()
         self.name = ""
         self.options: dict[str, Any] = {}
+        #: How images become the pixels that it reads, of a backbone that reads pixels.
+        self.image_transform: ImageTransform | None = None
         #: Options that rebuilding the model needs in place of the given ones, such as a file's content.
         self.resolved_options: dict[str, Any] = {}
+
+    def tokenizer(self) -> SubwordTokenizer:
+        """The tokenizer of a backbone with `has_tokenizer`."""
+        raise NotImplementedError
 
     def encode_images(self, batch: Batch) -> Encoded:
         raise NotImplementedError

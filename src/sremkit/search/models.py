@@ -21,7 +21,8 @@ from sremkit.audit.scoring.ridge_cca import RidgeCCA, fit_ridge_cca
 from sremkit.data.batches import Batches
 from sremkit.data.generated.scenes.scene import DRAWN_AT, patch_features
 from sremkit.data.pairs import Pairs
-from sremkit.data.vocabulary import Vocabulary
+from sremkit.data.pixels import with_pixels
+from sremkit.data.subwords import AnyTokenizer
 from sremkit.errors import DataError
 from sremkit.experiment import load_best
 from sremkit.features.inference import encode_images, encode_texts
@@ -78,7 +79,7 @@ class SearchModel(Protocol):
 class RunModel:
     """The best model of a run, with the collection to search."""
 
-    def __init__(self, matcher: Matcher, vocabulary: Vocabulary | None, pairs: Pairs, *, on_scenes: bool) -> None:
+    def __init__(self, matcher: Matcher, vocabulary: AnyTokenizer | None, pairs: Pairs, *, on_scenes: bool) -> None:
         self.matcher = matcher.eval().requires_grad_(False)
         self.vocabulary = vocabulary
         self.name = matcher.name
@@ -92,14 +93,18 @@ class RunModel:
     def open(cls, folder: RunFolder, pairs: Pairs) -> RunModel:
         """Load the best model of a run, for a collection with features that the model can read."""
         matcher, vocabulary = load_best(folder)
-        _check_features(matcher, pairs)
+        if matcher.image_transform is not None:
+            pairs = with_pixels(pairs, matcher.image_transform)
+        else:
+            _check_features(matcher, pairs)
         return cls(matcher, vocabulary, pairs, on_scenes=folder.recipe().data.source == "scenes")
 
     def encode_texts(self, texts: Sequence[str]) -> Encoded:
         return encode_texts(self.matcher, self.vocabulary, texts)
 
     def encode_images(self, images: Sequence[Image]) -> Encoded:
-        return encode_images(self.matcher, images, extract=_scene_features if self._on_scenes else None)
+        reads_features = self._on_scenes and self.matcher.image_transform is None
+        return encode_images(self.matcher, images, extract=_scene_features if reads_features else None)
 
     @torch.no_grad()
     def collection_texts(self, rows: np.ndarray) -> Encoded:

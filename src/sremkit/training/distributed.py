@@ -162,8 +162,10 @@ def all_reduce_max(own: int, *, world: int, device: torch.device) -> int:
 
 
 def all_reduce_gradients(parameters: list[nn.Parameter]) -> None:
-    """Sum the gradients over all processes; an unused parameter has a gradient of 0."""
+    """Sum the gradients over all processes; an unused parameter has a gradient of 0, a frozen one none."""
     for parameter in parameters:
+        if not parameter.requires_grad:
+            continue
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         dist.all_reduce(parameter.grad)

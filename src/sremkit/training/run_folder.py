@@ -64,6 +64,12 @@ class RunFolder:
         atomic_write(folder.config, config)
         return folder
 
+    def change_config(self, config: str) -> None:
+        """Replace the configuration, of a run that is going to be extended."""
+        self.report.unlink(missing_ok=True)  # which would say that the run is finished
+        self._write_facts(config)
+        atomic_write(self.config, config)
+
     def refuse_existing(self) -> None:
         """Say so if there is a run in this folder, before any work is done for another one."""
         if self.config.exists():

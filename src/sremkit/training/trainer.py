@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sremkit.config.recipes import TrainingSettings
+from sremkit.data.augmentation import Augmentation
 from sremkit.data.batch import Batch
 from sremkit.data.batches import Batches
 from sremkit.data.prefetch import prefetch
@@ -87,6 +88,9 @@ class Trainer:
         self.step_metrics = StepMetrics(batches.pairs.pair_ids, folder)
         self.step = OptimizerStep(self.matcher, method, settings, device=device, world=self.world)
         self.optimizer = self.step.optimizer
+        self.augmentation = Augmentation(
+            len(batches.pairs), seed=settings.seed, min_area=settings.min_crop_area, flip=settings.flip
+        )
         self.graphed: GraphedSteps[StepResult] | None = None
         if uses_cuda_graphs(settings, self.matcher, method, process, device):
             self.graphed = GraphedSteps(self._eager_step, device, can_capture=self._kernels_support)
@@ -107,8 +111,9 @@ class Trainer:
                 self._begin_epoch(epoch)
                 order = self.batches.own_order(epoch, start=self.position.step_in_epoch)
                 steps = self.position.step_in_epoch + len(order)
-                for batch in prefetch(self.batches, order, self.device):
+                for rows, batch in zip(order, prefetch(self.batches, order, self.device), strict=True):
                     started = time.perf_counter()
+                    batch = self.augmentation(batch, rows, epoch)
                     self._update(batch)
                     self.position.train_seconds += time.perf_counter() - started
                     self.reporter.step(epoch, self.position.step_in_epoch, steps, self._means())

@@ -24,6 +24,7 @@ from sremkit.audit.scoring.ridge_cca import fit_ridge_cca
 from sremkit.audit.scoring.types import PairVectors, ScoringSettings
 from sremkit.audit.scoring.word_calibration import WordScores, score_words
 from sremkit.audit.scoring.word_scorer import WordScorer
+from sremkit.audit.scoring.zero_shot import MIN_FITTED_PAIRS, ZeroShot
 from sremkit.data.pairs import MISSING
 
 SEED_STRIDE = 1_000_003  # between the seeds of a fold's dual encoders; the folds' own seeds are consecutive
@@ -114,7 +115,13 @@ def number_pool_images(pool_key: np.ndarray, image_key: np.ndarray) -> np.ndarra
 def train_scorers(
     vectors: PairVectors, rows: np.ndarray, settings: ScoringSettings, *, seed: int, on_step: OnStep | None = None
 ) -> list[PairScorer]:
-    """Train the ensemble on the pairs `rows`: dual encoders, and ridge CCA weighted by their mean clean probability."""
+    """Train the ensemble on the pairs `rows`: dual encoders, and ridge CCA weighted by their mean clean probability.
+
+    With vectors of one space their cosine is added; of few pairs it is the only scorer.
+    """
+    zero_shot = [ZeroShot()] if settings.zero_shot else []
+    if zero_shot and len(rows) < MIN_FITTED_PAIRS:
+        return list(zero_shot)
     count = settings.dual_encoders
 
     def steps_of(number: int) -> OnStep | None:
@@ -131,7 +138,7 @@ def train_scorers(
     clean_prob[torch.from_numpy(vectors.is_trusted[rows])] = 1.0
     pairs = torch.from_numpy(rows)
     cca = fit_ridge_cca(vectors.images, vectors.texts[pairs], vectors.image_of_text[pairs], clean_prob)
-    return [cca, *dual_encoders]
+    return [cca, *dual_encoders, *zero_shot]
 
 
 @torch.no_grad()

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from sremkit.audit.scoring.calibration import Calibration, DensityRatio
-from sremkit.audit.scoring.candidates import EnsembleWeight
+from sremkit.audit.scoring.candidates import EnsembleWeight, PairScorer
 from sremkit.audit.scoring.dual_encoder import DualEncoderScorer, build_dual_encoder
 from sremkit.audit.scoring.fold_model import FoldModel, FoldScores
 from sremkit.audit.scoring.ridge_cca import RidgeCCA
 from sremkit.audit.scoring.types import NoiseRate, PairVectors, ScoringSettings
 from sremkit.audit.scoring.word_calibration import WordScores
 from sremkit.audit.scoring.word_scorer import WordInputs
+from sremkit.audit.scoring.zero_shot import ZeroShot
 from sremkit.io import digest
 from sremkit.training.checkpoint import is_valid, prefixed, read_checkpoint, without_prefix, write_checkpoint
 from sremkit.version import __version__
@@ -106,13 +107,13 @@ def write_models(
         "folds": [],
     }
     for number, model in enumerate(models):
-        cca, *dual_encoders = model.scorers
-        assert isinstance(cca, RidgeCCA)
         of_fold = {name: torch.as_tensor(getattr(model, name)) for name in POOL}
-        of_fold |= prefixed("cca", vars(cca))
-        for k, scorer in enumerate(dual_encoders):
-            assert isinstance(scorer, DualEncoderScorer)
-            of_fold |= prefixed(f"dual-{k}", scorer.matcher.state_dict())
+        for scorer in model.scorers:
+            if isinstance(scorer, RidgeCCA):
+                of_fold |= prefixed("cca", vars(scorer))
+        dual_encoders = [scorer for scorer in model.scorers if isinstance(scorer, DualEncoderScorer)]
+        for k, dual_encoder in enumerate(dual_encoders):
+            of_fold |= prefixed(f"dual-{k}", dual_encoder.matcher.state_dict())
         tensors |= prefixed(f"fold-{number}", of_fold)
         facts["folds"].append({name: getattr(model, name) for name in FACTS})
     try:
@@ -140,15 +141,20 @@ def read_models(folder: Path) -> tuple[list[FoldModel], Calibration, ScoringSett
 
 
 def _model(tensors: dict[str, Tensor], facts: dict[str, Any], settings: ScoringSettings) -> FoldModel:
-    cca = RidgeCCA(**without_prefix("cca", tensors))
-    scorers: list[DualEncoderScorer] = []
-    while any(name.startswith(f"dual-{len(scorers)}/") for name in tensors):
-        k = len(scorers)
-        matcher = build_dual_encoder(len(cca.image_mean), len(cca.text_mean), settings)
-        matcher.load_state_dict(without_prefix(f"dual-{k}", tensors))
-        scorers.append(DualEncoderScorer(matcher.eval().requires_grad_(False), torch.zeros(0)))
+    scorers: list[PairScorer] = []
+    if fitted := without_prefix("cca", tensors):
+        cca = RidgeCCA(**fitted)
+        scorers.append(cca)
+        k = 0
+        while weights := without_prefix(f"dual-{k}", tensors):
+            matcher = build_dual_encoder(len(cca.image_mean), len(cca.text_mean), settings)
+            matcher.load_state_dict(weights)
+            scorers.append(DualEncoderScorer(matcher.eval().requires_grad_(False), torch.zeros(0)))
+            k += 1
+    if settings.zero_shot:
+        scorers.append(ZeroShot())
     return FoldModel(
-        scorers=[cca, *scorers],
+        scorers=scorers,
         image_emb=tensors["image_emb"],
         text_emb=tensors["text_emb"],
         image_key=tensors["image_key"].numpy(),

@@ -36,6 +36,7 @@ class ScoringSettings:
     word_epochs: int = 0  # of the word scorer, which finds captions with one wrong word; 0: no word scorer
     negatives: int = 200_000  # about how many random negatives are drawn, over all folds
     seed: int = 0
+    zero_shot: bool = False  # images and texts have vectors of one space, whose cosine is one more scorer
 
     def __post_init__(self) -> None:
         if self.folds < 2:

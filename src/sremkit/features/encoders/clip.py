@@ -16,18 +16,18 @@ from sremkit.errors import DataError
 from sremkit.extras import require
 from sremkit.features.encoders import ImageFeatures
 from sremkit.io import read_json
+from sremkit.models.hf_folder import MODELS, find_model_folder
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MODELS = ("clip", "siglip")
 BATCH_SIZE = 32
 PURPOSE = "read a CLIP or SigLIP folder"
 
 
 def open_encoders(folder: str | Path) -> tuple[CLIPImageEncoder, CLIPTextEncoder]:
-    """The image and the text encoder of one model."""
-    model = CLIPFolder(folder)
+    """The image and the text encoder of one model: its folder, a run that fine-tuned one, or a name on the hub."""
+    model = CLIPFolder(find_model_folder(folder))
     return CLIPImageEncoder(model), CLIPTextEncoder(model)
 
 

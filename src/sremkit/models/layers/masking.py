@@ -30,6 +30,14 @@ def regions_of(batch: Batch) -> tuple[Tensor, Tensor]:
     return images.masked_fill(~mask.unsqueeze(-1), 0.0), mask
 
 
+def pixels_of(batch: Batch, backbone: str) -> Tensor:
+    """Prepared pixels (b, 3, h, w)."""
+    if batch.images is None or batch.images.ndim != 4:
+        given = "none" if batch.images is None else f"shape {tuple(batch.images.shape)}"
+        raise DataError(f"'{backbone}' takes prepared pixels of shape (b, 3, height, width), got {given}")
+    return batch.images
+
+
 def words_of(batch: Batch) -> tuple[Tensor, Tensor]:
     """Word indices (b, w), 0 where absent, and their mask (b, w); words are at the front of a row."""
     if batch.words is None:

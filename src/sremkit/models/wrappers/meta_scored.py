@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sremkit.data.batch import Batch
+from sremkit.data.subwords import SubwordTokenizer
 from sremkit.models import WRAPPERS, build_matcher
 from sremkit.models.layers.encoders import check_positive, xavier_linear
 from sremkit.models.matcher import Encoded, Matcher
@@ -53,7 +54,11 @@ class MetaScored(Matcher):
         check_positive(hidden_size=hidden_size)
         self.backbone = build_matcher(member["name"], **member["options"])
         self.meta_network = MetaNetwork(self.backbone.similarity_width, hidden_size)
+        self.image_transform = self.backbone.image_transform
         self.resolved_options = {"member": {"name": self.backbone.name, "options": self.backbone.options}}
+
+    def tokenizer(self) -> SubwordTokenizer:
+        return self.backbone.tokenizer()
 
     def encode_images(self, batch: Batch) -> Encoded:
         return self.backbone.encode_images(batch)

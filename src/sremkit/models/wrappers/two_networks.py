@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sremkit.data.batch import Batch
+from sremkit.data.subwords import SubwordTokenizer
 from sremkit.models import WRAPPERS, build_matcher
 from sremkit.models.ensemble import Ensemble
 from sremkit.models.matcher import Encoded, Matcher
@@ -24,14 +25,18 @@ class TwoNetworks(Ensemble):
     def __init__(self, *, member: dict[str, Any]) -> None:
         super().__init__()
         first = build_matcher(member["name"], **member["options"])
-        second = build_matcher(first.name, **first.options)
+        second = build_matcher(member["name"], **member["options"])  # pretrained weights are read for both
         self.members = nn.ModuleList([first, second])
+        self.image_transform = first.image_transform
         self.supports_cuda_graphs = first.supports_cuda_graphs  # type: ignore[misc]
         self.resolved_options = {"member": {"name": first.name, "options": first.options}}
 
     def pair(self) -> tuple[Matcher, Matcher]:
         first, second = self.members
         return cast(Matcher, first), cast(Matcher, second)
+
+    def tokenizer(self) -> SubwordTokenizer:
+        return self.pair()[0].tokenizer()
 
     def networks(self) -> list[Matcher]:
         return list(self.pair())

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from sremkit.data.images import decode_image
+from sremkit.data.worker_processes import usable_cores
 from sremkit.errors import DataError, UserError
 from sremkit.extras import require
-from sremkit.features.workers import usable_cores
 from sremkit.models.matcher import Encoded
 from sremkit.search.searcher import Hit, Searcher
 from sremkit.search.server.batcher import MicroBatcher, QueueFullError

@@ -52,6 +52,10 @@ class SceneImages:
     def name(self, index: int) -> str:
         return f"scenes/{self.image_id(index)}"
 
+    def digest(self, index: int) -> str:
+        """Names the image among those of all collections of scenes."""
+        return f"{self.image_id(index)} of seed {self.seed}"
+
     def image_id(self, index: int) -> str:
         return f"{self.split}/{index:05d}"
 

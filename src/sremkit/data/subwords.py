@@ -1,0 +1,89 @@
+"""The tokenizer of a pretrained model, as one JSON text, so that a checkpoint does not need the model's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from sremkit.data.vocabulary import Vocabulary
+from sremkit.errors import DataError
+from sremkit.extras import require
+
+KIND = "subwords"
+
+
+class SubwordTokenizer:
+    """Token ids of a text, truncated to what the model reads.
+
+    Args:
+        content: the tokenizer in the JSON format of the package `tokenizers`.
+        max_length: tokens that the model reads; longer texts are cut, and keep their end token.
+        pad_id: the token of absent words.
+        padded: fill every text up to `max_length` with that token, as SigLIP was trained.
+    """
+
+    def __init__(self, content: str, *, max_length: int, pad_id: int = 0, padded: bool = False) -> None:
+        self.content, self.max_length, self.pad_id, self.padded = content, max_length, pad_id, padded
+
+    @classmethod
+    def from_folder(cls, folder: Path, *, max_length: int, padded: bool) -> SubwordTokenizer:
+        """The tokenizer that `save_pretrained` wrote, or the older files of published models."""
+        transformers = require("transformers", extra="hf", purpose="read the tokenizer of a pretrained model")
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError, ImportError) as cause:
+            raise DataError(f"{folder} holds no tokenizer that can be read ({cause}); copy the model again") from cause
+        if not getattr(tokenizer, "is_fast", False):
+            raise DataError(
+                f"the tokenizer in {folder} cannot be converted to the format of the package tokenizers; "
+                "save it with a tokenizer.json"
+            )
+        content, pad_id = tokenizer.backend_tokenizer.to_str(), tokenizer.pad_token_id or 0
+        return cls(content, max_length=max_length, pad_id=pad_id, padded=padded)
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        tokenizers = require("tokenizers", extra="hf", purpose="read texts for a pretrained model")
+        tokenizer = tokenizers.Tokenizer.from_str(self.content)
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(self.max_length)
+        return tokenizer
+
+    def __getstate__(self) -> dict[str, Any]:  # without what is made from the content on demand
+        return {key: value for key, value in self.__dict__.items() if key != "_tokenizer"}
+
+    def __len__(self) -> int:
+        return int(self._tokenizer.get_vocab_size())
+
+    def encode(self, text: str) -> list[int]:
+        ids = list(self._tokenizer.encode(text).ids)
+        return ids + [self.pad_id] * (self.max_length - len(ids)) if self.padded else ids
+
+    def save(self, folder: Path) -> None:
+        """Write it into a folder as transformers reads it."""
+        transformers = require("transformers", extra="hf", purpose="write a tokenizer")
+        tokenizer = transformers.PreTrainedTokenizerFast(
+            tokenizer_object=require("tokenizers", extra="hf", purpose="write a tokenizer").Tokenizer.from_str(
+                self.content
+            ),
+            model_max_length=self.max_length,
+            pad_token=self._tokenizer.id_to_token(self.pad_id),
+        )
+        tokenizer.save_pretrained(folder)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": KIND, **{name: getattr(self, name) for name in ("content", "max_length", "pad_id", "padded")}}
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> SubwordTokenizer:
+        return cls(**{name: stored[name] for name in ("content", "max_length", "pad_id", "padded")})
+
+
+AnyTokenizer = Vocabulary | SubwordTokenizer
+
+
+def tokenizer_from_dict(stored: Mapping[str, Any]) -> AnyTokenizer:
+    """The tokenizer that a checkpoint holds."""
+    return SubwordTokenizer.from_dict(stored) if stored.get("kind") == KIND else Vocabulary.from_dict(stored)

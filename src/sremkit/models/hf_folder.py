@@ -1,0 +1,97 @@
+"""Folders of pretrained image-text models in the layout of `save_pretrained`: CLIP and SigLIP."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from sremkit.data.image_transform import ImageTransform
+from sremkit.errors import DataError
+from sremkit.extras import require
+from sremkit.io import first_line, read_json
+
+CONFIG, PROCESSOR, PRETRAINED = "config.json", "preprocessor_config.json", "pretrained"
+MODELS = ("clip", "siglip")
+PURPOSE = "use a pretrained image-text model"
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
+
+
+def is_model_folder(folder: str | Path) -> bool:
+    """Whether a folder holds a model of transformers."""
+    file = Path(folder) / CONFIG
+    content = read_json(file) if file.is_file() else None
+    return isinstance(content, dict) and "model_type" in content
+
+
+def find_model_folder(name: str | Path) -> Path:
+    """The folder of a model: a path, the folder of a run that has saved one, or a name on the Hugging Face hub.
+
+    A name on the hub is downloaded unless it is in the cache of the package huggingface_hub.
+    """
+    folder = Path(name).expanduser()
+    if (folder / PRETRAINED / CONFIG).is_file():
+        return folder / PRETRAINED
+    if folder.exists() or not HUB_NAME.fullmatch(str(name)):
+        return folder
+    hub = require("huggingface_hub", extra="hf", purpose="find a model by its name on the hub")
+    try:
+        return Path(hub.snapshot_download(str(name), allow_patterns=HUB_FILES))
+    except Exception as cause:  # of the network, of the hub, of the disk
+        raise DataError(
+            f"{name} is no folder, and it could not be downloaded from the Hugging Face hub ({first_line(cause)}); "
+            "give the folder of a saved model"
+        ) from cause
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The configuration of a model, whose type must be known."""
+    if not (folder / CONFIG).is_file():
+        raise DataError(f"{folder} holds no {CONFIG}; give the folder of a saved CLIP or SigLIP model")
+    config = read_json(folder / CONFIG)
+    check_kind(config.get("model_type"), str(folder))
+    return config
+
+
+def check_kind(kind: Any, where: str) -> str:
+    """The type of a model, if it is a known one."""
+    if kind not in MODELS:
+        raise DataError(f"{where} holds a model of type '{kind}'; known are: {', '.join(MODELS)}")
+    return str(kind)
+
+
+def default_transform(kind: str, image_size: int) -> ImageTransform:
+    """The image processor that models of this kind are published with."""
+    if kind == "siglip":
+        return ImageTransform(image_size, image_size)
+    return ImageTransform(image_size, image_size, shortest_edge=image_size, **ImageTransform.CLIP)
+
+
+def read_transform(folder: Path, kind: str, image_size: int) -> ImageTransform:
+    """The folder's image processor; without one, that of the published models."""
+    file = folder / PROCESSOR
+    if not file.is_file():
+        return default_transform(kind, image_size)
+    config = read_json(file)
+    # Of a processor of both, such as processor_config.json of newer versions.
+    return ImageTransform.from_processor(config.get("image_processor", config), name=str(file))
+
+
+def processor_config(transform: ImageTransform, kind: str) -> dict[str, Any]:
+    """The transform as a `preprocessor_config.json`."""
+    size = {"height": transform.height, "width": transform.width}
+    edge = transform.shortest_edge
+    return {
+        "image_processor_type": {"clip": "CLIPImageProcessor", "siglip": "SiglipImageProcessor"}[kind],
+        "do_convert_rgb": True,
+        "do_resize": True,
+        "size": size if edge is None else {"shortest_edge": edge},
+        "resample": transform.resample,
+        **({} if edge is None else {"do_center_crop": True, "crop_size": size}),
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(transform.mean),
+        "image_std": list(transform.std),
+    }
