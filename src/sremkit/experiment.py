@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sremkit.config.recipes import DataSettings, Recipe
+from sremkit.config.recipes import DataSettings, Precision, Recipe
 from sremkit.config.settings import SettingsError, check_options, check_sizes
 from sremkit.data import Batches, Noise, Pairs, Vocabulary
 from sremkit.data.training_pairs import are_trained_on, noise_for, read_split, read_training_pairs, resolve_source
@@ -34,6 +34,7 @@ from sremkit.models.matcher import FROM_DATA
 from sremkit.reports.run import write_run_report
 from sremkit.training.checkpoint import of_another_model, without_prefix
 from sremkit.training.distributed import Process, this_process
+from sremkit.training.execution import resolve_precision
 from sremkit.training.reporters import Observer, Reporter, ReporterList
 from sremkit.training.run_folder import DamagedWarning, RunFolder, describe_environment
 from sremkit.training.step import autocast
@@ -131,6 +132,7 @@ def train(
     }
     tracking = Tracking(folder, recipe, ("tensorboard", *trackers)) if process.is_main else None
     trainer = make_trainer(prepared, ReporterList(reporter, tracking), folder)
+    record["execution"] = {name: getattr(trainer.settings, name) for name in ("precision", "cuda_graphs", "compile")}
     try:
         record["best_rsum"] = trainer.run().best_score
     finally:
@@ -237,7 +239,7 @@ def evaluate_runs(
     for folder in folders:
         matcher, vocabulary = load_best(folder)
         place = this_process(device).device
-        with autocast(folder.recipe().training.precision, place):  # the precision of the validation
+        with autocast(_validation_precision(folder, place), place):
             scores.append(score_matrix(matcher.to(place), pairs, vocabulary).float())
     ensemble = scores[0] if len(scores) == 1 else logit_of_mean(*scores)
     metrics = retrieval_recall_folds(ensemble, pairs.image_of_text, folds=folds)
@@ -253,6 +255,14 @@ def evaluate_runs(
         "seen_in_training": any(record.get("validates_on_training_pairs", False) for record in records),
         "metrics": metrics,
     }
+
+
+def _validation_precision(folder: RunFolder, device: torch.device) -> Precision:
+    """The precision that a run was validated in; for a run without a record that of a new run on this device."""
+    execution = folder.read_record().get("execution", {})
+    settings = folder.recipe().training
+    given = execution.get("precision", settings.precision) if settings.precision == "auto" else settings.precision
+    return resolve_precision(given, device, deterministic=settings.deterministic)
 
 
 def _seconds_so_far(folder: RunFolder) -> float:
