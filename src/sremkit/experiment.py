@@ -32,6 +32,7 @@ from sremkit.models import BACKBONES, Matcher, build_matcher
 from sremkit.models.ensemble import logit_of_mean
 from sremkit.models.matcher import FROM_DATA
 from sremkit.reports.run import write_run_report
+from sremkit.threads import usable_threads
 from sremkit.training.checkpoint import of_another_model, without_prefix
 from sremkit.training.distributed import Process, this_process
 from sremkit.training.execution import resolve_precision
@@ -89,8 +90,9 @@ def prepare(recipe: Recipe, process: Process | None = None) -> Prepared:
     used = np.flatnonzero(~aside)
     vocabulary = _vocabulary(recipe.data, clean)
     torch.manual_seed(recipe.training.seed)
-    if recipe.training.threads is not None:
-        torch.set_num_threads(recipe.training.threads)
+    threads = recipe.training.threads or usable_threads()
+    if threads != torch.get_num_threads():
+        torch.set_num_threads(threads)
     torch.set_float32_matmul_precision("high" if recipe.training.precision == "tf32" else "highest")
     val = read_split(recipe.data, recipe.data.val_split)
     return Prepared(

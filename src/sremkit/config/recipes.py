@@ -115,7 +115,8 @@ class TrainingSettings:
         drop_last: leave out an incomplete last batch.
         workers: threads that read batches ahead; on a GPU at least four.
         device: auto, cpu, cuda, cuda with a number such as cuda:0, or mps.
-        threads: CPU threads; all cores when absent.
+        threads: CPU threads. When absent all cores, or one if threads that wait for each other spin and another process
+            is busy (`sremkit.threads`).
         precision: float32, tf32 (matrix products of CUDA devices) or bf16 (autocast; losses stay float32). "auto": bf16
             on a CUDA device that computes in it, else float32.
         float32_steps: first steps of a bf16 training that are in float32; without them SGR loses accuracy.
