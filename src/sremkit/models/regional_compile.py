@@ -109,7 +109,7 @@ def use_compile_cache() -> Path | None:
     """Let compiled code be kept below the user's cache folder, for the next run; returns the folder.
 
     PyTorch's default is a folder for temporary files, which is lost with them. Its files are executed when they are
-    read again, so the folder must belong to the user, and nobody else may write into it. None where that is not so,
+    read again, so the folder must belong to the user, and no other may write into it. None where that is not so,
     on Windows, and where TORCHINDUCTOR_CACHE_DIR names another folder.
     """
     if "TORCHINDUCTOR_CACHE_DIR" in os.environ or not hasattr(os, "getuid"):
