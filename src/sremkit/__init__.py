@@ -6,7 +6,10 @@ The objective needs torch alone: `from sremkit import SREM; SREM()(logits).total
 import importlib
 from typing import TYPE_CHECKING
 
+from sremkit.threads import sleep_while_waiting
 from sremkit.version import __version__
+
+sleep_while_waiting()  # before torch is loaded
 
 if TYPE_CHECKING:
     from sremkit.audit.audit import Audit

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sremkit.config.recipes import DataSettings, Recipe
+from sremkit.config.recipes import DataSettings, Precision, Recipe
 from sremkit.config.settings import SettingsError, check_options, check_sizes
 from sremkit.data import Batches, Noise, Pairs, Vocabulary
 from sremkit.data.pairs import MISSING
@@ -45,8 +45,10 @@ from sremkit.models.ensemble import logit_of_mean
 from sremkit.models.hf_folder import PRETRAINED
 from sremkit.models.matcher import FROM_DATA
 from sremkit.reports.run import write_run_report
+from sremkit.threads import usable_threads
 from sremkit.training.checkpoint import of_another_model, without_prefix
 from sremkit.training.distributed import Process, this_process
+from sremkit.training.execution import resolve_precision
 from sremkit.training.initial_weights import StartWeights, find_weights
 from sremkit.training.reporters import Observer, Reporter, ReporterList
 from sremkit.training.run_folder import DamagedWarning, RunFolder, describe_environment
@@ -111,8 +113,9 @@ def prepare(
     if not BACKBONES[recipe.model["name"]].has_tokenizer:
         vocabulary = _vocabulary(recipe.data, clean, start)
     torch.manual_seed(recipe.training.seed)
-    if recipe.training.threads is not None:
-        torch.set_num_threads(recipe.training.threads)
+    threads = recipe.training.threads or usable_threads()
+    if threads != torch.get_num_threads():
+        torch.set_num_threads(threads)
     torch.set_float32_matmul_precision("high" if recipe.training.precision == "tf32" else "highest")
     val = read_split(recipe.data, recipe.data.val_split)
     validates_on_training_pairs = are_trained_on(val, clean)
@@ -187,6 +190,7 @@ def train(
     }
     tracking = Tracking(folder, recipe, ("tensorboard", *trackers)) if process.is_main else None
     trainer = make_trainer(prepared, ReporterList(reporter, tracking), folder)
+    record["execution"] = {name: getattr(trainer.settings, name) for name in ("precision", "cuda_graphs", "compile")}
     try:
         record["best_rsum"] = trainer.run().best_score
     finally:
@@ -314,7 +318,7 @@ def evaluate_runs(
         matcher, vocabulary = load_best(folder)
         pairs = pairs_for_model(matcher, given, _pixel_reading(recipe.data))
         place = this_process(device).device
-        with autocast(folder.recipe().training.precision, place):  # the precision of the validation
+        with autocast(_validation_precision(folder, place), place):
             scores.append(score_matrix(matcher.to(place), pairs, vocabulary).float())
     ensemble = scores[0] if len(scores) == 1 else logit_of_mean(*scores)
     metrics = retrieval_recall_folds(ensemble, pairs.image_of_text, folds=folds)
@@ -330,6 +334,14 @@ def evaluate_runs(
         "seen_in_training": any(record.get("validates_on_training_pairs", False) for record in records),
         "metrics": metrics,
     }
+
+
+def _validation_precision(folder: RunFolder, device: torch.device) -> Precision:
+    """The precision that a run was validated in; for a run without a record that of a new run on this device."""
+    execution = folder.read_record().get("execution", {})
+    settings = folder.recipe().training
+    given = execution.get("precision", settings.precision) if settings.precision == "auto" else settings.precision
+    return resolve_precision(given, device, deterministic=settings.deterministic)
 
 
 def _seconds_so_far(folder: RunFolder) -> float:

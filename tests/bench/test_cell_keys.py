@@ -14,12 +14,13 @@ from sremkit.config.recipes import load_recipe
 #: Computed on 2026-11-16, before the renaming. A recipe whose values change gets another key here, one that is only
 #: renamed does not.
 FIXED = "training.adaptive_warmup=false"  # the default at that time; matters to methods that monitor their warm-up
+FLOAT32 = "training.precision=float32"  # too; matters on a machine with a GPU
 FROZEN = json.loads((Path(__file__).parent / "cell_keys.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", sorted(FROZEN))
 def test_the_key_of_a_shipped_recipe_is_that_of_its_finished_cells(name: str) -> None:
-    assert cell_key(load_recipe(name, [FIXED])) == FROZEN[name]
+    assert cell_key(load_recipe(name, [FIXED, FLOAT32])) == FROZEN[name]
 
 
 @pytest.mark.parametrize(
@@ -36,12 +37,12 @@ def test_the_key_of_a_shipped_recipe_is_that_of_its_finished_cells(name: str) ->
     ],
 )
 def test_the_key_of_a_changed_recipe_is_that_of_its_finished_cells(name: str, overrides: list[str], key: str) -> None:
-    assert cell_key(load_recipe(name, [FIXED, *overrides])) == key
+    assert cell_key(load_recipe(name, [FIXED, FLOAT32, *overrides])) == key
 
 
 @pytest.mark.parametrize(("method", "key"), [("rcl", "b6201674ad8f4faf"), ("mscn", "c5fcebff4375d846")])
 def test_the_key_of_a_method_without_a_recipe_is_that_of_its_finished_cells(method: str, key: str) -> None:
-    assert cell_key(method_recipe("f30k", "sgr", method, ["noise.rate=0.2"]).recipe) == key
+    assert cell_key(method_recipe("f30k", "sgr", method, ["noise.rate=0.2", FLOAT32]).recipe) == key
 
 
 def test_an_adaptive_warm_up_changes_the_key_of_methods_that_monitor_it() -> None:

@@ -59,7 +59,7 @@ def measure_efficiency(
             row = run_in_subprocess(measure_recipe, recipe, torch.get_num_threads())
             atomic_write(row_file(folder, key), json.dumps(row))
         labels = {"data": data, "backbone": backbone, "method": method}
-        rows.append({**labels, "cuda_graphs": recipe.training.cuda_graphs, **read_row(folder, key)})
+        rows.append({**labels, "cuda_graphs": recipe.training.cuda_graphs is True, **read_row(folder, key)})
         on_row(rows[-1])
     return rows
 
@@ -85,6 +85,7 @@ def measure_recipe(recipe: Recipe, threads: int) -> dict[str, Any]:
     train_seconds = fmean(row["time/epoch_seconds"] for row in measured) - filter_seconds
     return {
         "networks": prepared.method.networks,
+        "cuda_graphs": trainer.settings.cuda_graphs,
         "filter_seconds": filter_seconds,
         "train_seconds": train_seconds,
         "step_seconds": fmean(row["time/train_seconds"] for row in measured),
@@ -120,7 +121,7 @@ def efficiency_table(rows: Sequence[dict[str, Any]]) -> Table:
         own, srem = cost[row["backbone"], row["method"]], cost.get((row["backbone"], "srem"))
         ratio = f"{own / srem:.2f}x" if srem else "-"
         seconds = [f"{row['filter_seconds']:.1f}", f"{row['train_seconds']:.1f}"]
-        eager = any(other["cuda_graphs"] for other in rows) and not row["cuda_graphs"]
+        eager = any(other["cuda_graphs"] is True for other in rows) and row["cuda_graphs"] is not True
         method = f"{row['method']} (no CUDA graphs)" if eager else row["method"]
         cells = [row["backbone"], method, str(row["networks"]), *seconds, ratio]
         lines.append([*cells, f"{row['peak_memory_mb']:.0f}"])

@@ -40,7 +40,7 @@ def draw_curves(rows: Sequence[dict[str, Any]], stem: Path) -> list[Path]:
     for method, color in zip(dict.fromkeys(row["method"] for row in rows), TEN_COLORS, strict=False):
         histories = [row["history"] for row in rows if row["method"] == method]
         for axis, key, scale in panels:
-            curve = _mean_curve(histories, key)
+            curve = mean_curve(histories, key)
             if curve:
                 x, y = zip(*curve, strict=True)
                 axis.plot(x, scale * np.array(y), "-", color=color, linewidth=1.6, label=method)
@@ -139,7 +139,7 @@ def draw_examples(
     return save_figure(figure, stem)
 
 
-def _mean_curve(histories: Sequence[Sequence[dict[str, Any]]], key: str) -> list[tuple[int, float]]:
+def mean_curve(histories: Sequence[Sequence[dict[str, Any]]], key: str) -> list[tuple[int, float]]:
     """Points (epoch from 1, mean over the runs with that metric)."""
     values: dict[int, list[float]] = {}
     for history in histories:

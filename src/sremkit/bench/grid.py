@@ -50,15 +50,29 @@ def cell_key(recipe: Recipe) -> str:
     """The key of a cell. It depends on the settings, not on their order or the recipe's name."""
     settings = tomllib.loads(recipe_to_toml(recipe))
     del settings["name"]
-    if recipe.training.precision != "bf16" or not recipe.training.float32_steps:
-        del settings["training"]["float32_steps"]  # has no effect, and keys are older than this setting
+    training, on_gpu = settings["training"], _runs_on_gpu(recipe.training.device)
+    # "auto" has the key of the default before it. In bf16 a run is another one; compiled or captured it is not.
+    for name in ("compile", "cuda_graphs"):
+        if training[name] == "auto":
+            training[name] = False
+    if training["precision"] == "auto" and (not on_gpu or training["deterministic"]):
+        training["precision"] = "float32"
+    if not training["deterministic"]:
+        del training["deterministic"]  # keys are older than this setting
+    if training["precision"] not in ("bf16", "auto") or not training["float32_steps"]:
+        del training["float32_steps"]  # has no effect, and keys are older than this setting
     if not METHODS[recipe.method["name"]].monitors_warmup:
-        settings["training"]["adaptive_warmup"] = False  # has no effect, and this was the default
+        training["adaptive_warmup"] = False  # has no effect, and this was the default
     for table, defaults in NEWER_SETTINGS.items():
         for name, default in defaults.items():
             if settings[table].get(name) == default:
                 del settings[table][name]
     return digest(table_for_hashing(settings))
+
+
+def _runs_on_gpu(device: str) -> bool:
+    """Whether a run on this device of the settings would run on a CUDA device, as far as this machine decides it."""
+    return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
 
 
 def row_file(folder: Path, key: str) -> Path:
@@ -168,6 +182,9 @@ def run_cell(recipe: Recipe, threads: int | None = None, keep_scores: Path | Non
         "peak_memory_mb": max(peaks),
         "seconds": time.monotonic() - started,
         "device": str(prepared.process.device),
+        "precision": trainer.settings.precision,
+        "cuda_graphs": trainer.settings.cuda_graphs,
+        "compile": trainer.settings.compile,
         **{f"noise_{key}": value for key, value in describe_noise(prepared.noise).items()},
     }
     if keep_scores is not None:

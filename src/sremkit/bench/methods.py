@@ -122,7 +122,7 @@ def method_recipe(data: str, backbone: str, method: str, overrides: Sequence[str
         recipe = replace(recipe, training=with_total_epochs(recipe.training, total))
         overrides = [o for o in overrides if parse_assignment(o)[0] != ["training", "epochs"]]
     recipe = recipe_from_table(tomllib.loads(recipe_to_toml(recipe)), overrides)
-    if not METHODS[method].supports_cuda_graphs:
+    if recipe.training.cuda_graphs is True and not METHODS[method].supports_cuda_graphs:
         recipe = replace(recipe, training=replace(recipe.training, cuda_graphs=False))
     return MethodRecipe(recipe, base, adapted)
 

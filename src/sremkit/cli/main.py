@@ -16,10 +16,6 @@ from sremkit.config.aliases import rename_options
 from sremkit.errors import UserError, UserNotice
 from sremkit.version import __version__
 
-# OpenMP threads sleep while they wait for each other, instead of spinning: next to another busy process a training step
-# with spinning threads takes two to ten times as long. Read when torch is loaded, so it is set before that.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
 # In the order a newcomer meets them. Each is a file of this package with `HELP`, `add_arguments` and `run`.
 COMMANDS = ("demo", "audit", "review", "score", "export", "train", "eval", "index", "search", "serve",
             "compare", "export-model", "features", "bench", "noise", "data", "list", "describe", "doctor",

@@ -24,6 +24,7 @@ from sremkit.io import MAX_SEED, first_line
 
 Precision = Literal["float32", "tf32", "bf16"]
 NoiseProtocol = Literal["caption", "image", "absent", "near", "shared-word", "one-word"]
+Auto = Literal["auto"]  # the fastest safe way (`sremkit.training.execution`)
 
 COUNT = Range(least=0, limit=1_000_000_000)
 AT_LEAST_ONE = Range(least=1, limit=1_000_000_000)
@@ -123,11 +124,17 @@ class TrainingSettings:
         drop_last: leave out an incomplete last batch.
         workers: threads that read batches ahead; on a GPU at least four.
         device: auto, cpu, cuda, cuda with a number such as cuda:0, or mps.
-        threads: CPU threads; all cores when absent.
-        precision: float32, tf32 (matrix products of CUDA devices) or bf16 (autocast; losses stay float32).
+        threads: CPU threads. When absent all cores, or one if threads that wait for each other spin and another process
+            is busy (`sremkit.threads`).
+        precision: float32, tf32 (matrix products of CUDA devices) or bf16 (autocast; losses stay float32). "auto": bf16
+            on a CUDA device that computes in it, else float32.
         float32_steps: first steps of a bf16 training that are in float32; without them SGR loses accuracy.
-        compile: torch.compile; on a GPU, for SAF and SGR, the regions around their kernels.
-        cuda_graphs: replay steps as CUDA graphs, for steps that take the host longer than the device.
+        compile: torch.compile; on a GPU, for SAF and SGR, the regions around their kernels. "auto": these regions, in a
+            run that is long enough; eager training if they cannot be compiled.
+        cuda_graphs: replay steps as CUDA graphs, for steps that take the host longer than the device. "auto": where
+            model and method support it; eager training if a step cannot be captured.
+        deterministic: the same numbers in each run on a device: "auto" is float32, eager, and PyTorch's deterministic
+            algorithms are used. Slower.
         grad_cache_chunk_size: gradient caching: encode this number of pairs at a time (dual encoders only).
         patience: stop after this number of epochs without a better validation result.
         checkpoint_minutes: time between checkpoints, besides the one at the end of each epoch.
@@ -154,10 +161,11 @@ class TrainingSettings:
     workers: Annotated[int, WORKERS] = 0
     device: str = "auto"
     threads: Annotated[int | None, THREADS] = None
-    precision: Precision = "float32"
+    precision: Precision | Auto = "auto"
     float32_steps: Annotated[int, COUNT] = 250
-    compile: bool = False
-    cuda_graphs: bool = False
+    compile: bool | Auto = "auto"
+    cuda_graphs: bool | Auto = "auto"
+    deterministic: bool = False
     grad_cache_chunk_size: Annotated[int | None, AT_LEAST_ONE] = None
     patience: Annotated[int | None, COUNT] = None
     checkpoint_minutes: Annotated[float, Range(least=0)] = 5.0

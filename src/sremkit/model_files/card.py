@@ -50,9 +50,10 @@ def card_of_published(path: Path, matcher: Matcher, vocabulary: AnyTokenizer | N
 def _training(recipe: Recipe, record: dict[str, Any]) -> str:
     options = ", ".join(f"{key} = {value}" for key, value in recipe.method.items() if key != "name")
     t = recipe.training
+    precision = record.get("execution", {}).get("precision", t.precision)
     return (
         f"Method `{recipe.method['name']}`{f' ({options})' if options else ''}; {t.warmup_epochs} epochs of warm-up, "
-        f"{t.epochs} after it, batches of {t.batch_size}, learning rate {t.learning_rate:g}, {t.precision}, seed "
+        f"{t.epochs} after it, batches of {t.batch_size}, learning rate {t.learning_rate:g}, {precision}, seed "
         f"{record['seed']}, torch {record['environment']['torch']}."
     )
 

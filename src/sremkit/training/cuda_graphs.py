@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -91,6 +91,8 @@ class GraphedSteps(Generic[Result]):
 
     Args:
         can_capture: whether the step of a batch can be captured; if not, it runs eagerly.
+        on_failure: called with the reason when a capture fails; from then on all steps run eagerly. If absent, or if
+            the device cannot be used any more, a failed capture is an error.
     """
 
     def __init__(
@@ -99,10 +101,13 @@ class GraphedSteps(Generic[Result]):
         device: torch.device,
         *,
         can_capture: Callable[[Batch], bool] = lambda batch: True,
+        on_failure: Callable[[str], None] | None = None,
     ) -> None:
         self._step = step
         self._device = device
         self._can_capture = can_capture
+        self._on_failure = on_failure
+        self._has_failed = False
         self._seen: Counter[tuple[Any, ...]] = Counter()
         self._graphs: dict[tuple[Any, ...], _Graph] = {}
         self._stream = torch.cuda.Stream(device)
@@ -117,11 +122,14 @@ class GraphedSteps(Generic[Result]):
         batch = pad_to_bucket(batch)
         shape = _shape(batch)
         if shape not in self._graphs:
-            if self._seen[shape] < _EAGER_STEPS or not self._can_capture(batch):
+            if self._has_failed or self._seen[shape] < _EAGER_STEPS or not self._can_capture(batch):
                 self._seen[shape] += 1
                 return self._run_eagerly(batch.to(self._device, non_blocking=True))
             # A copy, because replays write into it.
-            self._graphs[shape] = self._capture(batch.to(self._device, copy=True))
+            new = self._capture(batch.to(self._device, copy=True))
+            if new is None:
+                return self._run_eagerly(batch.to(self._device, non_blocking=True))
+            self._graphs[shape] = new
         captured = self._graphs[shape]
         for own, given in zip(_tensors(captured.batch), _tensors(batch), strict=True):
             own.copy_(given, non_blocking=True)
@@ -140,7 +148,9 @@ class GraphedSteps(Generic[Result]):
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         return result
 
-    def _capture(self, batch: Batch) -> _Graph:
+    def _capture(self, batch: Batch) -> _Graph | None:
+        """The graph of a step; None if the capture has failed and steps run eagerly from now on."""
+        recovery = None if self._on_failure is None else _Recovery(self._device, self._pool)
         graph = torch.cuda.CUDAGraph()
         # "thread_local": prefetching threads allocate meanwhile, which is not part of the step.
         capture = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
@@ -149,11 +159,49 @@ class GraphedSteps(Generic[Result]):
                 result = self._step(batch)
         except RuntimeError as problem:
             why = str(problem).partition("\n")[0]
+            if recovery is not None and self._on_failure is not None and recovery.recover():
+                self._has_failed = True
+                self.reset()
+                self._stream = torch.cuda.Stream(self._device)  # the old one may still be capturing
+                self._on_failure(why)
+                return None
             raise RuntimeError(
                 f"a training step could not be captured ({why}), and the generator of this process's device is "
                 "unusable now; start again, with --set training.cuda_graphs=false if it happens again"
             ) from problem
         return _Graph(graph, batch, result)
+
+
+class _Recovery:
+    """Makes the device usable again after a failed capture.
+
+    A step that is captured changes nothing on the device, so only what the capture itself has changed is restored.
+    PyTorch ends an invalid capture by an error, before it gives the memory pool and the generator back. The pool is
+    given back here, and the generator continues from the state before, in a new generator state.
+    """
+
+    def __init__(self, device: torch.device, pool: Any) -> None:
+        self._device = device
+        self._pool = pool
+        self._generator = torch.cuda.get_rng_state(device)
+
+    def recover(self) -> bool:
+        """Restore, and draw a random number as a test; whether all of it worked."""
+        try:
+            end = getattr(torch._C, "_cuda_endAllocateToPool", None)
+            index = torch.cuda.current_device() if self._device.index is None else self._device.index
+            if end is not None:
+                with suppress(RuntimeError):  # given back already
+                    end(index, self._pool)
+            fresh = torch.Generator(self._device)
+            fresh.set_state(self._generator)
+            torch.cuda.default_generators[index].graphsafe_set_state(fresh.graphsafe_get_state())
+            torch.rand(1, device=self._device)
+            torch.cuda.synchronize(self._device)
+            torch.cuda.set_rng_state(self._generator, self._device)
+        except (RuntimeError, AttributeError):
+            return False
+        return True
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from sremkit.config.recipes import Precision, TrainingSettings
+from sremkit.config.recipes import Auto, Precision, TrainingSettings
 from sremkit.data.batch import Batch
 from sremkit.errors import UserError
 from sremkit.methods import Method
@@ -38,6 +38,7 @@ class OptimizerStep:
     """Forward pass, loss, backward pass, gradient clipping and update, without synchronisation of the device.
 
     Args:
+        settings: without "auto" (`training/execution.py`).
         world: number of processes that share a batch.
     """
 
@@ -59,7 +60,7 @@ class OptimizerStep:
             lr=settings.learning_rate,
             weight_decay=settings.weight_decay,
             fused=True,
-            capturable=settings.cuda_graphs,
+            capturable=bool(settings.cuda_graphs),
         )
 
     def __call__(self, batch: Batch, *, warmup: bool, precision: Precision | None = None) -> StepResult:
@@ -90,8 +91,8 @@ class OptimizerStep:
         return autocast(self.settings.precision, self.device)
 
 
-def autocast(precision: Precision, device: torch.device) -> torch.autocast:
-    """bfloat16 autocast if that is the precision.
+def autocast(precision: Precision | Auto, device: torch.device) -> torch.autocast:
+    """bfloat16 autocast if that is the precision; "auto" has to be resolved before (`training/execution.py`).
 
     `cache_enabled=False`: cached bfloat16 weights would survive `optimizer.step()` under an enclosing autocast, and
     CUDA graphs must not hold them.

@@ -7,6 +7,7 @@ function of seed and epoch.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,7 @@ from sremkit.data.prefetch import prefetch
 from sremkit.methods import Method, Pairing, TrainingContext
 from sremkit.models import build_matcher
 from sremkit.models.matcher import EncodedPairs, Matcher, encode_everything
+from sremkit.models.regional_compile import CompileClock, run_eagerly, use_compile_cache
 from sremkit.training.checkpoint import of_another_model, prefixed, without_prefix
 from sremkit.training.cuda_graphs import GraphedSteps, uses_cuda_graphs
 from sremkit.training.diagnostics import (
@@ -33,6 +35,12 @@ from sremkit.training.diagnostics import (
     writing_to,
 )
 from sremkit.training.distributed import all_reduce_max
+from sremkit.training.execution import (
+    describe_execution,
+    deterministic_algorithms,
+    resolve_execution,
+    run_or_repeat,
+)
 from sremkit.training.metrics import PairStatistics, StepMetrics, device_time, selection_metrics
 from sremkit.training.reporters import Observer, Reporter
 from sremkit.training.run_folder import RunFolder
@@ -72,7 +80,9 @@ class Trainer:
         self.matcher = matcher.to(device)
         self.method = method
         self.batches = batches
-        self.settings = settings
+        self.given = settings
+        steps = math.ceil(len(batches.pairs) / settings.batch_size) * Schedule(settings).epochs()
+        self.settings = settings = resolve_execution(settings, matcher, method, process, device, num_steps=steps)
         self.device = device
         self.rank, self.world = process
         self.folder = folder
@@ -93,7 +103,13 @@ class Trainer:
         )
         self.graphed: GraphedSteps[StepResult] | None = None
         if uses_cuda_graphs(settings, self.matcher, method, process, device):
-            self.graphed = GraphedSteps(self._eager_step, device, can_capture=self._kernels_support)
+            fall_back = self._fall_back_from_graphs if self.given.cuda_graphs == "auto" else None
+            self.graphed = GraphedSteps(
+                self._eager_step, device, can_capture=self._kernels_support, on_failure=fall_back
+            )
+        self._may_fall_back = self.given.compile == "auto" and bool(settings.compile)
+        self._compile_clock = CompileClock()
+        self._compile_cache = use_compile_cache() if settings.compile else None
         self.ema = EMA(self.matcher, settings.ema_decay) if settings.ema_decay else None
         self._has_warned_of_kernels = False
         self._last_save = time.monotonic()
@@ -105,7 +121,13 @@ class Trainer:
     def run(self) -> Position:
         """Train to the end, from the newest checkpoint of the run folder if there is one."""
         self._start_or_resume()
-        with StopRequest() as stop:
+        if sentence := describe_execution(self.given, self.settings, self.device):
+            self.reporter.info(sentence)
+        with (
+            StopRequest() as stop,
+            deterministic_algorithms(self.settings.deterministic),
+            self._compile_clock.running(),
+        ):
             while not self.schedule.is_over(self.position):
                 epoch = self.position.epoch
                 self._begin_epoch(epoch)
@@ -205,8 +227,21 @@ class Trainer:
         return self.graphed(batch)
 
     def _eager_step(self, batch: Batch) -> StepResult:
+        def step() -> StepResult:
+            return self.step(batch, warmup=warmup, precision="float32" if self._is_float32_step() else None)
+
         warmup = self.schedule.is_warmup(self.position)
-        return self.step(batch, warmup=warmup, precision="float32" if self._is_float32_step() else None)
+        if not self._may_fall_back or (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            return step()
+        return run_or_repeat(step, self.matcher, self.method, self.device, self._fall_back_from_compile)
+
+    def _fall_back_from_compile(self, why: str) -> None:
+        run_eagerly(self.matcher)
+        self._may_fall_back = False
+        self.reporter.warn(f"training.compile: compiling failed ({why}); training continues without it")
+
+    def _fall_back_from_graphs(self, why: str) -> None:
+        self.reporter.warn(f"training.cuda_graphs: a step could not be captured ({why}); training continues without it")
 
     def _is_float32_step(self) -> bool:
         """Whether the next step is one of the first of a bf16 training, which are in float32."""
@@ -251,6 +286,12 @@ class Trainer:
         with self.step.autocast():
             metrics = self.validate(self.evaluated) if self.validate is not None else {}
         row |= {f"val/{name}": value for name, value in metrics.items()}
+        if compiling := self._compile_clock.seconds:
+            self._compile_clock.seconds = 0.0
+            position.train_seconds = max(position.train_seconds - compiling, 0.0)
+            row["time/compile_seconds"] = compiling
+            kept = f"; the result is kept in {self._compile_cache} for the next run" if self._compile_cache else ""
+            self.reporter.info(f"compiling took {compiling:.1f} s of this epoch{kept}")
         row["time/train_seconds"] = position.train_seconds
         row["time/filter_seconds"] = position.filter_seconds
         row["time/validate_seconds"] = time.perf_counter() - started
