@@ -26,6 +26,7 @@ from sremkit.bench.figures import TEN_COLORS, save_figure
 from sremkit.bench.grid import read_row, row_file, run_in_subprocess
 from sremkit.bench.rivals import UNSUPERVISED, Detection, lemon_tuned
 from sremkit.bench.tables import Table
+from sremkit.bench.wrong_captions import KINDS
 from sremkit.errors import UserError
 from sremkit.evaluation import detection_metrics
 from sremkit.io import atomic_write, digest
@@ -68,6 +69,8 @@ def audit_cells(
     options: dict[str, str] | None = None,
 ) -> list[AuditCell]:
     """Every combination; a file has neither kinds nor rates."""
+    if wrong := [kind for kind in kinds if kind not in KINDS]:
+        raise UserError(f"the kinds of wrong captions are {', '.join(KINDS)}; got '{wrong[0]}'")
     unknown = [name for name in detectors if name not in DETECTORS]
     if unknown:
         raise UserError(f"'{unknown[0]}' is no detector of the bench; they are {', '.join(DETECTORS)}")

@@ -18,7 +18,7 @@ Thomas and Kovashka, CVPR 2022 (discrepancy); Zhang et al., ICML 2025 (LEMoN).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -37,6 +37,8 @@ ROWS_PER_CHUNK = 512
 LABELLED = 0.2  # fraction of the pairs whose labels `lemon-tuned` is given
 TUNED_K = (1, 2, 5, 10, 20, 30, 50)
 DRAWS = 200  # of the other constants, for each number of neighbours
+
+Space = tuple[np.ndarray, Tensor, Tensor]  # rows (f,) to score in it; unit vectors of images and texts, (m, d) each
 
 
 @dataclass(frozen=True)
@@ -90,14 +92,7 @@ def deep_knn(vectors: PairVectors, *, seed: int, k: int = K) -> np.ndarray:
 def discrepancy(vectors: PairVectors, *, seed: int, k: int = K) -> np.ndarray:
     """Mean cosine of the image with the images of the second neighbours of the text."""
     image_emb, text_emb = _raw_spaces(vectors)
-    nearest = find_neighbors(text_emb, k).rows  # (m, k)
-    score = np.zeros(len(text_emb))
-    for rows in torch.arange(len(text_emb)).split(ROWS_PER_CHUNK):
-        second = torch.zeros(len(rows), image_emb.shape[1])
-        for column in range(nearest.shape[1]):
-            second += image_emb[nearest[nearest[rows, column]]].sum(dim=1)
-        score[rows] = (image_emb[rows] * second).sum(dim=1).numpy() / nearest.shape[1] ** 2  # [eq:discrepancy]
-    return score
+    return second_neighbor_consistency(text_emb, image_emb, k)
 
 
 def cca_knn(vectors: PairVectors, *, seed: int) -> np.ndarray:
@@ -109,7 +104,7 @@ def cca_knn(vectors: PairVectors, *, seed: int) -> np.ndarray:
 
 def lemon(vectors: PairVectors, *, seed: int) -> np.ndarray:
     """LEMoN with fixed constants, in the space of the ridge CCA."""
-    return -lemon_distance(lemon_terms(vectors, seed=seed, k=K), LemonConstants())
+    return -lemon_distance(lemon_terms(held_out_spaces(vectors, seed=seed), K), LemonConstants())
 
 
 def lemon_tuned(vectors: PairVectors, *, seed: int, is_wrong: np.ndarray, precision: float) -> Detection:
@@ -120,7 +115,7 @@ def lemon_tuned(vectors: PairVectors, *, seed: int, is_wrong: np.ndarray, precis
     rng = np.random.default_rng([seed, 7])
     labelled = np.zeros(len(is_wrong), dtype=bool)
     labelled[rng.permutation(len(is_wrong))[: round(LABELLED * len(is_wrong))]] = True
-    terms = lemon_terms(vectors, seed=seed, k=min(max(TUNED_K), len(is_wrong) - 1))
+    terms = lemon_terms(held_out_spaces(vectors, seed=seed), max(TUNED_K))
     on_labelled = terms.select(labelled)
     best, best_f1 = LemonConstants(), -1.0
     for k in TUNED_K:
@@ -150,10 +145,9 @@ class LemonTerms(NamedTuple):
         return LemonTerms(*(values[chosen] for values in self))
 
 
-def lemon_terms(vectors: PairVectors, *, seed: int, k: int) -> LemonTerms:
-    """Neighbours and distances of every pair, in the space of a ridge CCA that was not fitted on its image."""
-    spaces = list(held_out_spaces(vectors, seed=seed))
-    match = torch.zeros(len(vectors.texts))
+def lemon_terms(spaces: Sequence[Space], k: int) -> LemonTerms:
+    """Neighbours and distances of every pair among all pairs, in the space of its fold."""
+    match = torch.zeros_like(spaces[0][1][:, 0])  # (m,)
     for rows, image_emb, text_emb in spaces:
         match[rows] = 1 - (image_emb[rows] * text_emb[rows]).sum(dim=1)
     k = min(k, len(match) - 1)
@@ -192,6 +186,18 @@ def neighbor_consistency(near: Tensor, other: Tensor, k: int) -> np.ndarray:
     return score
 
 
+def second_neighbor_consistency(near: Tensor, other: Tensor, k: int) -> np.ndarray:
+    """Mean cosine in the space `other` with the k nearest of the k nearest in the space `near`: (m,)."""
+    nearest = find_neighbors(near, k).rows  # (m, k)
+    score = np.zeros(len(near))
+    for rows in torch.arange(len(near)).split(ROWS_PER_CHUNK):
+        total = torch.zeros_like(other[rows])  # (c, d)
+        for column in range(nearest.shape[1]):
+            total += other[nearest[nearest[rows, column]]].sum(dim=1)
+        score[rows] = (other[rows] * total).sum(dim=1).numpy() / nearest.shape[1] ** 2  # [eq:discrepancy]
+    return score
+
+
 def find_neighbors(unit: Tensor, k: int, rows: Tensor | None = None) -> Neighbors:
     """The k rows of the largest cosine for each of `rows`, by default all; unit vectors (m, d)."""
     rows = torch.arange(len(unit)) if rows is None else rows
@@ -204,8 +210,8 @@ def find_neighbors(unit: Tensor, k: int, rows: Tensor | None = None) -> Neighbor
     return Neighbors(torch.cat([f.indices for f in found]), torch.cat([f.values for f in found]))
 
 
-def held_out_spaces(vectors: PairVectors, *, seed: int) -> list[tuple[np.ndarray, Tensor, Tensor]]:
-    """For each fold its rows, and all images and texts, one row a pair, by a ridge CCA fitted on the other folds."""
+def held_out_spaces(vectors: PairVectors, *, seed: int) -> list[Space]:
+    """For each fold its rows, and the images and texts of all pairs by a ridge CCA fitted on the other folds."""
     image_of_text = vectors.image_of_text.numpy()
     fold = balanced_folds(image_of_text, vectors.group_of_image, FOLDS, seed=seed)
     return [
