@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from made_pairs import SMALL as SMALL_SCORING
 from made_pairs import make_pairs
+from sremkit.audit.scoring.types import NoiseRate, PairScores, ScoringSettings
 from sremkit.bench import audit
 from sremkit.bench.audit import AuditCell, audit_cells, audit_table, best_recall, measure, run_audit_bench
 from sremkit.bench.audit_collections import NoisyPairs, read_labelled
 from sremkit.bench.rivals import Detection
 from sremkit.cli.main import main
+from sremkit.data import Pairs
 from sremkit.errors import UserError
 
 SMALL = {"sizes": [150], "seeds": [0], "kinds": ["random", "one-word"], "rates": [0.4]}
@@ -65,14 +66,21 @@ def test_finished_cells_are_kept_and_run_again_on_request(tmp_path: Path, monkey
 
 
 def test_the_audit_has_a_cutoff_and_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        audit, "ScoringSettings", lambda seed: replace(SMALL_SCORING, epochs=1, dual_encoders=1, seed=seed)
-    )
-    pairs, is_wrong = make_pairs(num_images=150, captions=2, fuzz=0.3)
-    row = measure(audit.detect("audit", NoisyPairs(pairs, is_wrong), seed=0, precision=0.9), is_wrong, 0.9)
-    assert row["auroc"] > 0.9
-    assert row["flagged_recall"] > 0.3
-    assert row["rate_low"] <= row["estimated_rate"] <= row["rate_high"]
+    pairs, is_wrong = make_pairs(num_images=50, captions=2)
+    given = PairScores.unscored(100, rate=NoiseRate(0.3, 0.2, 0.4))
+    given = replace(given, match_prob=np.where(is_wrong, 0.01, 0.9), fold=np.zeros(100, dtype=np.int64))
+    seeds = []
+
+    def score_pairs(scored: Pairs, settings: ScoringSettings) -> PairScores:
+        assert scored is pairs
+        seeds.append(settings.seed)
+        return given
+
+    monkeypatch.setattr(audit, "score_pairs", score_pairs)
+    row = measure(audit.detect("audit", NoisyPairs(pairs, is_wrong), seed=3, precision=0.9), is_wrong, 0.9)
+    assert seeds == [3]
+    assert row["auroc"] == row["flagged_recall"] == row["flagged_precision"] == 1
+    assert (row["rate_low"], row["estimated_rate"], row["rate_high"]) == (0.2, 0.3, 0.4)
 
 
 def test_the_command_runs_cells_in_subprocesses(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
