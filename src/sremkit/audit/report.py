@@ -174,12 +174,10 @@ def _figures(
         lines = {"line-right": separation["given"], "line-null": separation["negatives"]}
         place = None if cutoff is None else float(np.interp(cutoff, separation["match_probability"], edges))
         title = "Pairs against random negatives"
-        svg = line_chart(
-            middle, lines, xlabel="match statistic", title=title, cutoff=place, cutoff_label=label and f"{label} of P"
-        )
+        svg = line_chart(middle, lines, xlabel="match statistic", title=title, cutoff=place)
         explanation = (
             "Solid: your pairs. Dotted: random pairs of the same images and captions, which mismatch. Two separate "
-            "modes of the solid line, one of them over the dotted line: the verdicts are clear."
+            "modes of the solid line, one of them over the dotted line: the verdicts are clear. Dashed: the cutoff."
         )
         figures.append({"name": "Pairs against random negatives", "svg": svg, "explanation": explanation})
     if curve:
