@@ -2,15 +2,13 @@
 
     python -m benchmarks.audit_scenes
 
-Vectors are made without learning from the pairing: an image is the principal components of all its patches in order,
-a caption its words and pairs of close words. The audit scores these vectors, and single words against the patches;
-then the ground truth is joined.
+Vectors are made without learning from the pairing (`sremkit.bench.scene_vectors`). The audit scores these vectors, and
+single words against the patches; then the ground truth is joined.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,15 +21,12 @@ from sremkit.audit.embed import score_pairs
 from sremkit.audit.scoring.cutoff import CutoffRule
 from sremkit.audit.scoring.types import WORD_EPOCHS, ScoringSettings
 from sremkit.bench.grid import write_csv
+from sremkit.bench.scene_vectors import SceneCaptionVectors, scene_image_vectors
 from sremkit.data import Pairs
 from sremkit.data.features import ArrayFeatures
 from sremkit.data.generated.scenes import SceneTruth, mismatched_scenes
-from sremkit.data.vocabulary import tokenize
 from sremkit.evaluation import detection_metrics
 
-COMPONENTS = 256
-GRAMS = 800
-NEAR = 5  # words: so far apart are the words of a pair at most
 PRECISION = 0.9
 
 
@@ -93,40 +88,12 @@ def _share(which: np.ndarray) -> float:
 
 def as_vectors(pairs: Pairs) -> Pairs:
     """The pairs with one vector for each image and each caption."""
+    captions = SceneCaptionVectors(pairs.texts).encode(pairs.texts)
     return replace(
         pairs,
-        image_features=ArrayFeatures(_image_vectors(pairs), name="scenes"),
-        text_features=ArrayFeatures(_caption_vectors(pairs.texts), name="scenes"),
+        image_features=ArrayFeatures(scene_image_vectors(pairs), name="scenes"),
+        text_features=ArrayFeatures(captions, name="scenes"),
     )
-
-
-def _image_vectors(pairs: Pairs) -> np.ndarray:
-    """The first principal components of all patches of an image, (n, COMPONENTS)."""
-    assert pairs.image_features is not None
-    patches = pairs.image_features.rows(np.arange(pairs.num_images)).values
-    flat = patches.reshape(pairs.num_images, -1)  # (n, 36 · 204)
-    flat = flat - flat.mean(axis=0)
-    left, length, _ = np.linalg.svd(flat @ flat.T, hermitian=True)  # (n, n) is smaller than the other way round
-    vectors = left[:, :COMPONENTS] * np.sqrt(length[:COMPONENTS])
-    return (vectors / np.sqrt(np.mean(np.sum(vectors**2, axis=1)))).astype(np.float32)
-
-
-def _caption_vectors(texts: Sequence[str]) -> np.ndarray:
-    """Which words and near pairs of words a caption holds, rare ones counting more: (m, GRAMS), unit length."""
-    held = [_grams(tokenize(text)) for text in texts]
-    counts = Counter(gram for grams in held for gram in grams)
-    number = {gram: k for k, (gram, _) in enumerate(counts.most_common(GRAMS))}
-    vectors = np.zeros((len(texts), len(number)), dtype=np.float32)
-    for row, grams in enumerate(held):
-        for gram in grams:
-            if gram in number:
-                vectors[row, number[gram]] = np.log(1 + len(texts) / counts[gram])
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-
-
-def _grams(words: Sequence[str]) -> set[tuple[str, ...]]:
-    pairs = {(first, second) for k, first in enumerate(words) for second in words[k + 1 : k + 1 + NEAR]}
-    return pairs | {(word,) for word in words}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -12,6 +12,9 @@ import pytest
 from fake_encoders import FakeImages, FakeSentences
 from layouts import image_bytes, write_image, write_tar
 from sremkit.audit.audit import Audit
+from sremkit.cli.main import main
+from sremkit.errors import DataError
+from sremkit.features import extract
 
 pytest.importorskip("pyarrow")
 
@@ -142,3 +145,23 @@ def test_workers_take_over_as_well(tmp_path: Path, scorer) -> None:
         strict=True,
     ):
         np.testing.assert_array_equal(taken, made)
+
+
+def test_features_of_an_audit_serve_features_and_another_audit(
+    tmp_path: Path, encoded: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_rows(tmp_path, [1, 2, 3, 4])
+    first = Audit.from_csv(path).find(tmp_path / "one", workers=0)
+    assert encoded == {"images": 4, "texts": 4}
+    monkeypatch.setattr(extract, "EfficientNetEncoder", FakeImages)
+    monkeypatch.setattr(extract, "MiniLMEncoder", FakeSentences)
+    command = ["features", str(path), "-o", str(tmp_path / "f"), "--reuse", str(tmp_path / "one"), "--workers", "0"]
+    assert main(command) == 0
+    assert encoded == {"images": 4, "texts": 4}
+    for kind, expected in zip(("pooled", "sentences"), features(tmp_path / "one", first.summary["key"]), strict=True):
+        np.testing.assert_array_equal(np.load(tmp_path / "f" / f"{kind}.npy"), expected)
+    write_rows(tmp_path, [2, 3, 4, 5])
+    Audit.from_csv(path).find(tmp_path / "two", workers=0, reuse=[tmp_path / "f"])
+    assert encoded == {"images": 5, "texts": 5}
+    with pytest.raises(DataError, match="holds no finished features"):
+        Audit.from_csv(path).find(tmp_path / "three", workers=0, reuse=[tmp_path / "nowhere"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from PIL import Image
 from report_pages import SUMMARY, columns, make, plain
 from sremkit.audit import report
 from sremkit.audit.report import write_report
+from sremkit.cli.main import build_parser
 from sremkit.errors import DataError
 
 
@@ -287,3 +289,66 @@ def test_a_folder_without_a_finished_audit_is_a_user_error(tmp_path: Path) -> No
     (tmp_path / "summary.json").write_text("{")
     with pytest.raises(DataError, match=r"summary.json, line 1: not valid JSON"):
         write_report(tmp_path, image_of=None)
+
+
+def test_all_flagged_pairs_are_listed_with_their_place_in_other_orders(tmp_path: Path) -> None:
+    n = 300
+    table = columns(n, id=[f"pair-{n - k:03d}" for k in range(n)], better_image=["image-1.jpg"] + [None] * (n - 1))
+    table["unsupported_words"] = [None, "snow, dog"] + [None] * (n - 2)
+    table["neighbor_text"] = ["what a similar image shows"] + [None] * (n - 1)
+    page = make(tmp_path, table, SUMMARY, plain)
+    rows = page.all("li", "row")
+    assert len(rows) == 150  # all that are flagged
+    assert rows[0].startswith("0.002")  # the lowest first
+    assert "what a similar image shows" in rows[0]
+    assert "snow, dog" in rows[1]
+    styles = [a["style"] for tag, a in page.elements if tag == "li" and "row" in (a.get("class") or "").split()]
+    assert styles[0] == "--i:149;--t:0"  # the id of the lowest score is the last by name
+    classes = [a["class"] for tag, a in page.elements if tag == "li" and "row" in (a.get("class") or "").split()]
+    assert classes[:3] == ["row b o c", "row b w c", "row b c"]
+    assert page.all("summary").count("Show the list of 150") == 1
+    assert "pair-300" in page.all("bdi", "copy")  # can be selected with a click
+
+
+def test_a_few_flagged_pairs_are_cards_and_no_list(tmp_path: Path) -> None:
+    page = make(tmp_path, columns(20), SUMMARY)
+    assert page.all("li", "row") == []
+    assert "All flagged pairs" not in page.text
+
+
+def test_the_list_ends_where_its_room_is_full_and_says_how_to_get_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "MAX_LIST_BYTES", 40_000)
+    page = make(tmp_path, columns(600), SUMMARY)
+    listed = len(page.all("li", "row"))
+    assert 50 < listed < 100
+    assert f"The {listed} lowest scores of 300" in page.text
+    assert any(code.endswith("--select drop -o flagged.csv") for code in page.all("code"))
+
+
+def test_flagged_pairs_are_compared_with_the_estimate_and_what_is_left_is_stated(tmp_path: Path) -> None:
+    summary = {**SUMMARY, "scored": 1000, "mismatches": 300, "expected_precision": 0.9}
+    summary["noise_rate"] = {"estimate": 0.4, "low": 0.3, "high": 0.5}
+    page = make(tmp_path / "a", columns(8), summary)
+    # Of 300 flagged 270 should be wrong, and 400 in all: 130 are not flagged.
+    assert "about 270 should be wrong; then about 130 mismatches are not flagged" in page.text
+    assert "wrong among the kept pairs" not in page.text
+    summary["remaining"] = {"estimate": 0.123, "low": 0.1, "high": 0.2}
+    text = make(tmp_path / "b", columns(8), summary).text.replace("\xa0", " ")
+    assert "for the 700 kept pairs: 12.3 % are still wrong (95 % interval: 10.0 % to 20.0 %)" in text
+    assert "wrong among the kept pairs" in text
+
+
+def test_next_steps_are_commands_that_can_be_run(tmp_path: Path) -> None:
+    folder = tmp_path / "my audit"
+    source = {"path": "/data/the pairs.csv", "format": "table", "options": {"image": "file", "text": "a title"}}
+    page = make(folder, columns(8), {**SUMMARY, "source": source})
+    commands = [shlex.split(code) for code in page.all("code") if code.startswith("srem ")]
+    assert ["srem", "review", str(folder)] in commands
+    expected = ["--image", "file", "--text", "a title", "--reuse", str(folder), "-o", "features"]
+    assert ["srem", "features", "/data/the pairs.csv", *expected] in commands
+    for command in commands:
+        build_parser().parse_args(command[1:])  # fails for an unknown option
+    memory = make(tmp_path / "m", columns(8), {**SUMMARY, "source": {"path": "x", "format": "frame"}})
+    assert not any("srem features" in code for code in memory.all("code"))

@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +35,10 @@ from sremkit.audit.embed import (
     Encoders,
     InputPairs,
     embed_pairs,
+    feature_folders,
     fingerprint_rows,
     inspect_inputs,
+    read_vectors,
     score_pairs,
 )
 from sremkit.audit.export import Counts, Select, export
@@ -49,6 +52,7 @@ from sremkit.audit.inputs import (
     source_of_run,
 )
 from sremkit.audit.issues.find import count_issues, find_issues
+from sremkit.audit.neighbors import explain_flagged
 from sremkit.audit.report import write_report
 from sremkit.audit.result_table import (
     BEGUN,
@@ -68,6 +72,7 @@ from sremkit.audit.scoring.cutoff import CutoffRule
 from sremkit.audit.scoring.near_duplicates import caption_groups, image_groups
 from sremkit.audit.scoring.threshold_curve import ThresholdCurve
 from sremkit.audit.scoring.types import WORD_EPOCHS, ScoringSettings
+from sremkit.audit.then_train import compare_training
 from sremkit.data.pairs import MISSING, Pairs
 from sremkit.errors import DataError, UserError
 from sremkit.extras import require
@@ -220,6 +225,7 @@ class Audit:
         words: bool = False,
         seed: int = 0,
         workers: int | None = None,
+        reuse: Sequence[str | Path] = (),
         progress: Progress | None = None,
         notify: Callable[[str], None] = lambda message: None,
     ) -> Audit:
@@ -234,6 +240,7 @@ class Audit:
                 default encoders. The cosine of its vectors is one more scorer, and the only one of a few hundred pairs.
             words: also find captions that are wrong in one word; takes some minutes for every 10,000 pairs.
             workers: processes that extract features; by default one for each core.
+            reuse: folders of other audits, or of `srem features`, whose features of the same images and texts are used.
             progress: called with a stage, the number of items done and the total.
             notify: called with messages for the user, such as that the input has changed.
         """
@@ -260,7 +267,9 @@ class Audit:
         begin_folder(self.out, sharded=False)
         with sole_auditor(self.out):
             self._begin(inputs, notify)
-            self._compute(inputs, encoders, rule, decisions, identity, seconds, workers=workers, progress=progress)
+            self._compute(
+                inputs, encoders, rule, decisions, identity, seconds, workers=workers, reuse=reuse, progress=progress
+            )
         return self
 
     def _compute(
@@ -273,6 +282,7 @@ class Audit:
         seconds: dict[str, float],
         *,
         workers: int | None,
+        reuse: Sequence[str | Path],
         progress: Progress | None,
     ) -> None:
         """Embed, score and write; `identity` goes into the summary, `seconds` gets those of each stage."""
@@ -281,7 +291,8 @@ class Audit:
 
         with timed(seconds, "features"):
             folder = self.out / FEATURES / inputs.key
-            embedded = embed_pairs(inputs, folder, encoders, workers=workers, progress=progress)
+            reused = [folder for path in reuse for folder in feature_folders(path)]
+            embedded = embed_pairs(inputs, folder, encoders, workers=workers, progress=progress, reuse=reused)
 
         with timed(seconds, "scoring"):
             zero_shot = encoders.share_a_space(inputs.missing)
@@ -301,8 +312,19 @@ class Audit:
             issues = find_issues(
                 embedded, duplicates, has_texts=source.has_texts, kept=kept, progress=from_zero(progress)
             )
+            explained = explain_flagged(
+                embedded.pairs, scores.match_prob, is_mismatch, scores.is_scored, has_texts=source.has_texts
+            )
             self._table = build_table(
-                source, embedded, scores, is_mismatch, duplicates, issues=issues, curve=curve, label=label
+                source,
+                embedded,
+                scores,
+                is_mismatch,
+                duplicates,
+                issues=issues,
+                explained=explained,
+                curve=curve,
+                label=label,
             )
             write_table(self._table, self.out / PAIRS)
 
@@ -335,6 +357,45 @@ class Audit:
         }
         write_json(self.out / SUMMARY, self._summary)
         self.was_complete = False
+
+    def compare_training(
+        self, *, workers: int | None = None, progress: Progress | None = None
+    ) -> dict[str, Any] | None:
+        """What cleaning brings: recall of small models trained on all pairs, and on those that are not flagged.
+
+        The result, see `sremkit.audit.then_train`, is also written to the summary, as "training"; None where the pairs
+        are too few, or where none is flagged.
+        """
+        table, source = self._result(), self.source
+        assert self.out is not None
+        if "sharded" in self._summary:
+            raise UserError(
+                "--then-train needs all pairs in memory, and --sharded holds one shard; leave out one of them"
+            )
+        if "training" in self._summary:
+            known: dict[str, Any] | None = self._summary["training"]
+            return known
+        with timed(self._summary["seconds"], "training"):
+            encoders = Encoders.open(self._summary["encoder"])
+            inputs = inspect_inputs(source.pairs, encoders)
+            folder = self.out / FEATURES / inputs.key
+            embedded = embed_pairs(inputs, folder, encoders, workers=workers, progress=progress)
+            row_of_pair = np.full(len(source.pairs), MISSING)
+            used = np.flatnonzero(source.rows.pair_of_row != MISSING)
+            row_of_pair[source.rows.pair_of_row[used]] = used
+            verdict = table["is_mismatch"].to_numpy(zero_copy_only=False)  # None for a row without a score
+            kept = np.array(
+                [verdict[row] is not None and not verdict[row] for row in row_of_pair[embedded.pair_numbers]]
+            )
+            on_run = None if progress is None else partial(progress, "training with and without flagged pairs")
+            result = None
+            if self._summary["mismatches"]:
+                vectors = read_vectors(embedded.pairs)
+                result = compare_training(vectors, kept, seed=self._summary["seed"], on_run=on_run)
+        self._summary["training"] = result
+        self._summary["seconds"]["training"] = round(self._summary["seconds"]["training"], 2)
+        write_json(self.out / SUMMARY, self._summary)
+        return result
 
     def get_issues(self, *, mismatches_only: bool = False) -> pa.Table:
         """Every row with its verdict; or only the mismatches, the lowest score first."""

@@ -135,14 +135,19 @@ def embed_pairs(
     *,
     workers: int | None = None,
     progress: Progress | None = None,
+    reuse: Sequence[Path] = (),
 ) -> EmbeddedPairs:
-    """Extract missing features into `folder`, or continue there, and leave out pairs without features."""
+    """Extract missing features into `folder`, or continue there, and leave out pairs without features.
+
+    Args:
+        reuse: folders of other extractions; those next to `folder` are used anyway.
+    """
     pairs, bad_images, bad_texts = inputs.pairs, dict(inputs.bad_images), inputs.bad_texts
     image_reason = "the image features cannot be used"
     work: dict[str, Work] = {}
     if inputs.missing:
         try:
-            extraction = _extract(pairs, folder, inputs.missing, encoders, workers, progress)
+            extraction = _extract(pairs, folder, inputs.missing, encoders, workers, progress, reuse)
         except DataError as cause:
             raise DataError(f"{cause}; or remove {folder}: the same command extracts its features again") from cause
         work = {NOUNS[group]: done for group, done in extraction.work.items()}
@@ -272,7 +277,13 @@ def mean_of_regions(features: FeatureRows) -> np.ndarray:
 
 
 def _extract(
-    pairs: Pairs, folder: Path, what: Sequence[str], encoders: Encoders, workers: int | None, progress: Progress | None
+    pairs: Pairs,
+    folder: Path,
+    what: Sequence[str],
+    encoders: Encoders,
+    workers: int | None,
+    progress: Progress | None,
+    reuse: Sequence[Path],
 ) -> Extraction:
     def show(group: str, done: int, total: int, problems: int) -> None:
         if progress is not None:
@@ -280,12 +291,8 @@ def _extract(
 
     contents = None
     if not (folder / MANIFEST).is_file():  # by content, features of earlier inputs are used again
-        images = pairs.images
-        contents = ContentHashes(
-            [None if images is None else image_content(images, number) for number in range(pairs.num_images)],
-            [content_hash(text) for text in pairs.texts],
-            sorted(other for other in folder.parent.glob("*") if other != folder),
-        )
+        siblings = sorted(other for other in folder.parent.glob("*") if other != folder)
+        contents = hash_contents([pairs], [*siblings, *reuse])
     return extract_features(
         Collection({WHOLE: replace(pairs, split=WHOLE)}, has_splits=False),
         folder,
@@ -296,6 +303,30 @@ def _extract(
         text_encoder=encoders.texts,
         contents=contents,
     )
+
+
+def hash_contents(splits: Sequence[Pairs], folders: Sequence[Path]) -> ContentHashes:
+    """Hashes of the images and texts of these pairs, and folders in which their features are sought."""
+    return ContentHashes(
+        [
+            None if pairs.images is None else image_content(pairs.images, number)
+            for pairs in splits
+            for number in range(pairs.num_images)
+        ],
+        [content_hash(text) for pairs in splits for text in pairs.texts],
+        folders,
+    )
+
+
+def feature_folders(path: str | Path) -> list[Path]:
+    """The finished extractions of an audit, or of `srem features`."""
+    path = Path(path)
+    folders = [path] if (path / MANIFEST).is_file() else sorted(file.parent for file in path.glob(f"*/*/{MANIFEST}"))
+    if not folders:
+        raise DataError(
+            f"{path} holds no finished features; --reuse takes the folder of an audit or of `srem features`"
+        )
+    return folders
 
 
 def fingerprint_pairs(pairs: Pairs) -> str:

@@ -390,7 +390,8 @@ def _write_fiftyone(rows: Selection, out: Path) -> None:
         for name, pair, wrong in samples
     }
     write_json(out / "data.json", paths)
-    write_json(out / "labels.json", {"classes": ["match", "mismatch"], "labels": labels})
+    # Without "classes": with them, FiftyOne reads labels as numbers of classes.
+    write_json(out / "labels.json", {"labels": labels})
 
 
 def _image_root(rows: Selection) -> Path:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from sremkit.audit.neighbors import NEIGHBORS
 from sremkit.audit.result_table import ROW_GROUP_SIZE, ResultTable, arrow, read_summary
 from sremkit.errors import DataError
 from sremkit.io import atomic_write
@@ -23,7 +26,11 @@ if TYPE_CHECKING:
 
 # Everything on the page is bounded, so that it stays under 15 MB. The text of all cards, if it is as long as
 # possible and every character has to be escaped, takes about 3 MB.
-MAX_IMAGE_BYTES = 10_000_000
+MAX_IMAGE_BYTES = 8_000_000
+MAX_LIST_BYTES = 3_000_000  # of the list of all flagged pairs, about 6,000 of them,
+MAX_LIST_IMAGES = 300  # the first of which have an image
+LIST_OVERHEAD = 420  # bytes of markup of a pair in the list
+LARGE_SIDE, SMALL_SIDE, LIST_SIDE = 320, 160, 80  # pixels: of cards, which can be enlarged, others, the list
 MAX_LOWEST, SHOWN_LOWEST, MAX_BORDERLINE = 48, 12, 9
 MAX_SAME_CAPTION = 2  # cards of one caption, which may belong to a thousand images
 MAX_GROUPS, MAX_GROUP_IMAGES, MAX_GROUP_ROWS = 9, 6, 60
@@ -32,7 +39,8 @@ MAX_DISTINCT_PROBLEMS = 1000  # messages may name the file, so there may be as m
 SHORT_CAPTION, LONG_CAPTION = 180, 3000  # characters, the second of a caption that is expanded
 MAX_NAME, MAX_LINE, MAX_SETTINGS = 120, 300, 80  # characters of an id and of a message; number of settings
 CARD_COLUMNS = ("id", "image", "text", "match_probability", "rank_i2t", "rank_t2i", "better_text", "better_text_id",
-                "better_image", "problem")  # fmt: skip
+                "better_image", *NEIGHBORS, "problem")  # fmt: skip
+SOURCES_IN_MEMORY = ("frame", "dataset", "embeddings", "pairs", "run")
 ISSUE_TITLES = {
     "repeated_caption": "One caption on many unrelated images",
     "conflicting_captions": "Near-duplicate images with conflicting captions",
@@ -55,16 +63,20 @@ def write_report(folder: Path, *, image_of: Callable[[int], Image | None] | None
     thumbnails = Thumbnails(image_of)
     score, flagged = table.numbers("match_probability"), table.flags("is_mismatch")
     numbers = _numbers(summary, score, flagged)
+    cards = _cards(table, score, flagged, thumbnails)
     page = render(
         "audit.html",
         title=shorten_name(Path(str(_mapping(summary.get("source")).get("path") or folder.resolve())).name),
         numbers=numbers,
         figures=_figures(summary, score, flagged, numbers),
         issues=_issues(table, _mapping(summary.get("issues"))),
-        folder=shorten_name(folder),
+        folder=shlex.quote(clean(folder)),
+        features_command=_features_command(_mapping(summary.get("source")), folder),
+        training=_training(_mapping(summary.get("training"))),
         has_images=image_of is not None,
         shown_lowest=SHOWN_LOWEST,
-        **_cards(table, score, flagged, thumbnails),
+        **cards,
+        listed=_list_flagged(table, score, flagged, thumbnails, shown=len(cards["lowest"])),
         same_captions=_duplicates(table, "duplicate_text_group", flagged, thumbnails),
         same_images=_duplicates(table, "duplicate_image_group", flagged, thumbnails),
         problems=_problems(table, _mapping(summary.get("problems"))),
@@ -82,22 +94,31 @@ class Thumbnails:
 
     def __init__(self, image_of: Callable[[int], Image | None] | None) -> None:
         self._image_of = image_of
-        self._made: dict[int, str | None] = {}
+        self._images: dict[int, Image | None] = {}  # shrunk, so that each is read once
+        self._made: dict[tuple[int, int], str] = {}  # by row and side
         self._bytes_left = MAX_IMAGE_BYTES
 
-    def __call__(self, row: int) -> str | None:
-        if row not in self._made:
-            self._made[row] = self._make(row)
-        data = self._made[row]
-        if data is None or len(data) > self._bytes_left:
+    def __call__(self, row: int, side: int = SMALL_SIDE) -> str | None:
+        if row not in self._images:
+            self._images[row] = self._read(row)
+        image = self._images[row]
+        if image is None or self._bytes_left <= 0:
+            return None
+        if (row, side) not in self._made:
+            self._made[row, side] = image_uri(image, side=side)
+        data = self._made[row, side]
+        if len(data) > self._bytes_left:
             return None
         self._bytes_left -= len(data)  # also the second time: the page then holds it twice
         return data
 
-    def _make(self, row: int) -> str | None:
+    def _read(self, row: int) -> Image | None:
         try:
             image = None if self._image_of is None else self._image_of(row)
-            return None if image is None else image_uri(image)
+            if image is not None:
+                image = image.convert("RGB")
+                image.thumbnail((LARGE_SIDE, LARGE_SIDE))
+            return image
         except (DataError, OSError):  # the file may have been removed since; the page is still of use
             return None
 
@@ -105,10 +126,19 @@ class Thumbnails:
 def _numbers(summary: Mapping[str, Any], score: np.ndarray, flagged: np.ndarray) -> dict[str, Any]:
     """The counts at the top of the page: those of the summary, else counted from the table."""
     rate = {key: _fraction(value) for key, value in _mapping(summary.get("noise_rate")).items()}
+    remaining = {key: _fraction(value) for key, value in _mapping(summary.get("remaining")).items()}
+    scored = _count(summary.get("scored"), int(np.isfinite(score).sum()))
+    num_flagged = _count(summary.get("mismatches"), int(flagged.sum()))
+    precision, estimate = _number(summary.get("expected_precision")), rate.get("estimate")
+    missed = None if precision is None or estimate is None else max(estimate * scored - precision * num_flagged, 0)
     return {
         "pairs": _count(summary.get("pairs"), len(score)),
-        "scored": _count(summary.get("scored"), int(np.isfinite(score).sum())),
-        "flagged": _count(summary.get("mismatches"), int(flagged.sum())),
+        "scored": scored,
+        "flagged": num_flagged,
+        "missed": missed,  # mismatches that are not flagged, as the noise rate and the expected precision say
+        "remaining": remaining.get("estimate"),  # fraction of mismatches among the pairs that are kept
+        "remaining_low": remaining.get("low"),
+        "remaining_high": remaining.get("high"),
         "rank_only": summary.get("noise_rate", rate) is None,  # the scores are ranks, not probabilities
         "rate": rate.get("estimate"),
         "low": rate.get("low"),
@@ -128,10 +158,13 @@ def _figures(
     if numbers["rank_only"] or not finite.any():  # a histogram of ranks is always flat
         return []
     cutoff = numbers["threshold"] if flagged.any() else None
+    label = "" if cutoff is None else f"cutoff {cutoff:.3f}"
     groups = {"bar-wrong": score[finite & flagged], "bar-right": score[finite & ~flagged]}
     bad, good = (f"{len(group):,}" for group in groups.values())
     title = f"Histogram of match_probability: {bad} pairs flagged, {good} not, median {np.median(score[finite]):.3g}"
-    svg = stacked_histogram(groups, limits=(0.0, 1.0), xlabel="match_probability", title=title, cutoff=cutoff)
+    svg = stacked_histogram(
+        groups, limits=(0.0, 1.0), xlabel="match_probability", title=title, cutoff=cutoff, cutoff_label=label
+    )
     explanation = "1: the pair matches for certain. 0: it is a certain mismatch. Dashed: the cutoff."
     figures = [{"name": "Match probability", "svg": svg, "explanation": explanation}]
     separation, curve = _mapping(summary.get("separation")), _mapping(summary.get("curve"))
@@ -140,17 +173,23 @@ def _figures(
         middle = (edges[1:] + edges[:-1]) / 2
         lines = {"line-right": separation["given"], "line-null": separation["negatives"]}
         place = None if cutoff is None else float(np.interp(cutoff, separation["match_probability"], edges))
-        svg = line_chart(middle, lines, xlabel="match statistic", title="Pairs against random negatives", cutoff=place)
+        title = "Pairs against random negatives"
+        svg = line_chart(middle, lines, xlabel="match statistic", title=title, cutoff=place)
         explanation = (
             "Solid: your pairs. Dotted: random pairs of the same images and captions, which mismatch. Two separate "
-            "modes of the solid line, one of them over the dotted line: the verdicts are clear."
+            "modes of the solid line, one of them over the dotted line: the verdicts are clear. Dashed: the cutoff."
         )
         figures.append({"name": "Pairs against random negatives", "svg": svg, "explanation": explanation})
     if curve:
         precision = [math.nan if value is None else value for value in curve["expected_precision"]]
         lines = {"line-right": precision, "line-null": curve["expected_recall"]}
         svg = line_chart(
-            np.array(curve["threshold"]), lines, xlabel="threshold", title="Precision and recall", cutoff=cutoff
+            np.array(curve["threshold"]),
+            lines,
+            xlabel="threshold",
+            title="Precision and recall",
+            cutoff=cutoff,
+            cutoff_label=label,
         )
         explanation = (
             "Solid: expected precision, the fraction of mismatches among the flagged pairs. Dotted: expected recall, "
@@ -191,16 +230,81 @@ def _cards(
     facts = table.rows([*candidates, *edge, *just_right], CARD_COLUMNS)
     lowest = _without_repeats(candidates, facts)[:MAX_LOWEST]
     just_wrong = [row for row in edge if row not in lowest]
-    better_images = {facts[row]["better_image"] for row in (*lowest, *just_wrong)} - {None}
+    better_images = {facts[row][name] for row in (*lowest, *just_wrong) for name in ("better_image", "neighbor_image")}
+    better_images -= {None}
     row_of_image = _first_rows(table, "image", better_images)
 
     def card(row: int) -> dict[str, Any]:
-        thumbnail, better = thumbnails(row), row_of_image.get(facts[row]["better_image"])
+        thumbnail, better = thumbnails(row, LARGE_SIDE), row_of_image.get(facts[row]["better_image"])
         better_thumbnail = None if better is None else thumbnails(better)
-        return {**_describe(row, facts[row]), "thumbnail": thumbnail, "better_thumbnail": better_thumbnail}
+        # The image of the nearest right caption, where no image fits the caption better.
+        near = row_of_image.get(facts[row]["neighbor_image"]) if better is None else None
+        return {
+            **_describe(row, facts[row]),
+            "thumbnail": thumbnail,
+            "better_thumbnail": better_thumbnail,
+            "neighbor_thumbnail": None if near is None else thumbnails(near),
+        }
 
     sections = {"lowest": lowest, "just_wrong": just_wrong, "just_right": just_right}
     return {name: [card(row) for row in rows] for name, rows in sections.items()}
+
+
+def _list_flagged(
+    table: ResultTable, score: np.ndarray, flagged: np.ndarray, thumbnails: Thumbnails, *, shown: int
+) -> dict[str, Any]:
+    """Every flagged pair in short, the lowest score first, as long as there is room; and its place in other orders.
+
+    None is listed where the page shows them all as cards.
+    """
+    rows = np.flatnonzero(flagged & np.isfinite(score))
+    rows = rows[np.argsort(score[rows], kind="stable")][: MAX_LIST_BYTES // LIST_OVERHEAD]
+    rows = rows if len(rows) > shown else rows[:0]
+    facts = table.rows(rows.tolist(), CARD_COLUMNS)
+    listed: list[dict[str, Any]] = []
+    room = MAX_LIST_BYTES
+    for row in rows.tolist():
+        entry = _describe(row, facts[row])
+        for name in ("text", "better", "neighbor"):
+            entry[name] = entry[name] and entry[name].short
+        texts = [entry[name] or "" for name in ("id", "image", "text", "better", "neighbor", "words")]
+        room -= LIST_OVERHEAD + sum(len(escape(text).encode()) for text in texts)
+        if room < 0:
+            break
+        listed.append(entry)
+    for number, entry in enumerate(listed[:MAX_LIST_IMAGES]):
+        entry["thumbnail"] = thumbnails(int(rows[number]), LIST_SIDE)
+    for name, key in (("by_id", "id"), ("by_text", "text")):
+        order = sorted(range(len(listed)), key=lambda k: (str(listed[k][key] or "").casefold(), k))
+        for place, number in enumerate(order):
+            listed[number][name] = place
+    return {"pairs": listed, "total": int(flagged.sum())}
+
+
+def _features_command(source: Mapping[str, Any], folder: Path) -> str | None:
+    """The command that extracts features of the audited pairs; None for pairs that no file holds."""
+    path, options = source.get("path"), _mapping(source.get("options"))
+    if not isinstance(path, str) or source.get("format") in SOURCES_IN_MEMORY:
+        return None
+    words = ["srem", "features", path]
+    for name in ("image", "text", "id", "image_root"):
+        if isinstance(options.get(name), str):
+            words += [f"--{name.replace('_', '-')}", options[name]]
+    words += ["--reuse", str(folder), "-o", "features"]
+    return clean(shlex.join(words))
+
+
+def _training(training: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Recall with all pairs and with the kept ones, if the audit has compared them."""
+    lines = []
+    for name, label in (("all", "all pairs"), ("kept", "the kept pairs")):
+        found = _mapping(training.get(name))
+        columns = ("pairs", "rsum", "rsum_std", "i2t/R@1", "t2i/R@1")
+        if any(_number(found.get(key)) is None for key in columns):
+            return None
+        lines.append({"label": label, **{key.replace("/R@", "_"): found[key] for key in columns}})
+    counts = {key: _count(training.get(key), 0) for key in ("test_images", "test_pairs", "seeds")}
+    return {"lines": lines, **counts}
 
 
 def _without_repeats(rows: list[int], facts: Mapping[int, dict[str, Any]]) -> list[int]:
@@ -245,7 +349,10 @@ def _describe(row: int, facts: Mapping[str, Any]) -> dict[str, Any]:
         "image": shorten_name(facts["image"] or ""),
         "text": None if facts["text"] is None else shorten_caption(facts["text"]),
         "better": None if better is None else shorten_caption(better),
+        "neighbor": None if facts["neighbor_text"] is None else shorten_caption(facts["neighbor_text"]),
+        "words": None if facts["unsupported_words"] is None else shorten_line(facts["unsupported_words"]),
         "score": _number(facts["match_probability"]),
+        "has_better_image": facts["better_image"] is not None,
         "rank_i2t": facts["rank_i2t"],
         "rank_t2i": facts["rank_t2i"],
     }

@@ -17,6 +17,7 @@ import numpy as np
 from sremkit.audit.embed import EmbeddedPairs
 from sremkit.audit.inputs import Source
 from sremkit.audit.issues.find import ISSUES
+from sremkit.audit.neighbors import NEIGHBORS
 from sremkit.audit.scoring.threshold_curve import ThresholdCurve
 from sremkit.audit.scoring.types import PairScores
 from sremkit.config.aliases import AUDIT_COLUMNS, SUMMARY_KEYS
@@ -32,7 +33,7 @@ BEGUN, PAIRS, SUMMARY = "audit.json", "pairs.parquet", "summary.json"
 VERSION = 2  # of an audit's folder, in audit.json; 0.1 wrote none
 IDENTITY = ("id", "image", "text")
 VERDICT = ("match_probability", "is_mismatch", "energy_i2t", "energy_t2i", "rank_i2t", "rank_t2i", "better_text",
-           "better_text_id", "better_image", "fold", "duplicate_text_group", "duplicate_image_group",
+           "better_text_id", "better_image", *NEIGHBORS, "fold", "duplicate_text_group", "duplicate_image_group",
            "expected_precision", "expected_recall", "reviewed", *ISSUES, "problem")  # fmt: skip
 LABELS = {1: "match", 0: "mismatch"}  # values of the column `reviewed`, from decisions of people
 OWN_PREFIX = "own_"  # of a column of the user's that has the name of one of ours
@@ -187,6 +188,7 @@ def build_table(
     issues: Mapping[str, list[Any]] | None = None,
     curve: ThresholdCurve | None = None,
     label: np.ndarray | None = None,
+    explained: Mapping[str, list[str | None]] | None = None,
 ) -> pa.Table:
     """Join the input rows with their scores; what is not known of a row is null.
 
@@ -195,6 +197,7 @@ def build_table(
         duplicates: the columns duplicate_text_group and duplicate_image_group, (m,) int64 each.
         better: the columns better_text, better_text_id and better_image; by default those of `scores`.
         issues: the columns of `ISSUES`, a value for each embedded pair; null without them.
+        explained: the columns of `NEIGHBORS`, a value for each embedded pair; null without them.
         curve: gives expected precision and recall where each pair is the last one flagged; null without it.
         label: (m,) int64, decisions of people that the scores use: 1 match, 0 mismatch, MISSING none.
     """
@@ -218,6 +221,9 @@ def build_table(
         "is_mismatch": spread(is_mismatch, scored),
         **{name: spread(getattr(scores, name), scored) for name in measured},
         **{name: spread(names, any_pair) for name, names in better.items()},
+        **{
+            name: spread([None] * len(scores) if explained is None else explained[name], any_pair) for name in NEIGHBORS
+        },
         "fold": spread(scores.fold, scored),
         **{name: spread(groups, groups != MISSING) for name, groups in duplicates.items()},
     }

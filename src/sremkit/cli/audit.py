@@ -5,6 +5,7 @@ srem audit pairs.parquet --image path --text title --id uid -o audits/mine
 srem audit shards/ -o audits/shards --fraction 0.2
 srem audit --image-emb images.npy --text-emb texts.npy -o audits/vectors
 srem audit --run runs/mine -o audits/run
+srem audit pairs.csv -o audits/mine --then-train
 
 Small encoders that come with `pip install 'sremkit[audit]'` embed images and captions. Models are trained on the
 pairs themselves, and each pair is scored by models that were not trained on it. No clean data are needed. Rows that
@@ -60,7 +61,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pretrained = "a CLIP or SigLIP model of transformers: its folder, a run that fine-tuned it, or its name on the hub"
     working.add_argument("--encoder", metavar="RUN_OR_DIR", help=pretrained)
     working.add_argument("--words", action="store_true", help="also find captions wrong in one word (slower)")
+    working.add_argument(
+        "--then-train", action="store_true", help="also train small models with and without the flagged pairs"
+    )
     working.add_argument("--seed", type=numbers.seed, default=0, help="the same seed gives the same scores")
+    working.add_argument(
+        "--reuse",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="an audit or features of the same images and captions; may be repeated",
+    )
     working.add_argument("--workers", type=numbers.workers, help="processes for features (default: one for each core)")
 
 
@@ -118,9 +130,12 @@ def run(args: argparse.Namespace) -> None:
                 words=args.words,
                 seed=args.seed,
                 workers=args.workers,
+                reuse=args.reuse,
                 progress=progress.stage,
                 notify=console.print,
             )
+            if args.then_train:
+                audit.compare_training(workers=args.workers, progress=progress.stage)
             audit.report()
     except KeyboardInterrupt:
         console.print(f"everything so far is kept in {audit.out}; the same command continues from here")
@@ -177,6 +192,10 @@ def make_plan(args: argparse.Namespace) -> ShardPlan:
     from sremkit.audit.scoring.types import ScoringSettings
     from sremkit.audit.sharded.plan import MAX_TRAIN_PAIRS, ShardPlan, list_embeddings, list_shards
 
+    if args.reuse:
+        raise UserError("--reuse is for audits without --sharded; leave out one of them")
+    if args.then_train:
+        raise UserError("--then-train needs all pairs in memory, and --sharded holds one shard; leave out one of them")
     if args.words:
         raise UserError("--words needs all pairs in memory, and --sharded holds one shard; leave out one of them")
     embeddings, options = (args.image_emb, args.text_emb), _column_options(args)
@@ -221,6 +240,23 @@ def _column_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+def training_lines(summary: dict[str, Any]) -> list[str]:
+    """What `--then-train` found, for the terminal."""
+    if "training" not in summary:
+        return []
+    training = summary["training"]
+    if training is None:
+        return ["training with and without the flagged pairs was not compared: too few pairs, or none is flagged"]
+    lines = [f"recall on {training['test_images']:,} held-out images, mean of {training['seeds']} seeds:"]
+    for name, label in (("all", "trained on all pairs"), ("kept", "trained on the kept pairs")):
+        of = training[name]
+        lines.append(
+            f"  {label} ({of['pairs']:,}): R_sum {of['rsum']:.1f} ± {of['rsum_std']:.1f}, image to text R@1 "
+            f"{of['i2t/R@1']:.1f}, text to image R@1 {of['t2i/R@1']:.1f}"
+        )
+    return lines
+
+
 def print_summary(console: Console, summary: dict[str, Any], out: Path, *, was_complete: bool) -> None:
     """The last screen of an audit: the figures, the files, and the next commands."""
     if was_complete:
@@ -239,6 +275,8 @@ def print_summary(console: Console, summary: dict[str, Any], out: Path, *, was_c
     console.print(
         f"{summary['mismatches']:,} of {summary['scored']:,} scored pairs are flagged as mismatches{precision}"
     )
+    for line in training_lines(summary):
+        console.print(line)
     for reason, count in summary["problems"].items():
         console.print(f"{count:,} could not be scored: {reason}")
     console.print(

@@ -7,6 +7,8 @@ srem bench methods --data f30k:/data/f30k_precomp --backbone sgr --methods srem,
 srem bench methods --data flickr8k --backbone saf,sgr,saf+sgr --methods srem --noise 0.4
 srem bench methods --from results/dual.csv           # the table of finished runs, with intervals
 srem bench ablation --recipe scenes-srem --noise 0.4 --seeds 3
+srem bench audit --data flickr8k-one --kinds random,shared-word --sizes 6000 --seeds 3 --table audit.md
+srem bench audit --data pairs.csv --truth is_wrong --image path --text caption
 srem bench efficiency --data flickr8k --backbone dual --methods srem,bicro,mscn
 srem bench figures curves --from runs/bench-methods.csv --noise 0.6 -o figures
 srem bench figures cost --from runs/bench-methods.csv --noise 0.6 -o figures
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 HELP = "compare methods: tables, ablation, cost, figures"
 MANY = 20  # runs; with more, their number is printed first
 COUNTS = ("seeds", "jobs", "epochs")  # 1 or more
+FILE_OPTIONS = ("image", "text", "image_root")  # of `srem bench audit`
 #: Benches that moved to the folder `benchmarks` of the repository, which is not installed.
 MOVED = ("speed", "growth", "loader", "tiles", "questions")
 
@@ -46,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     _add_methods(bench("methods", _methods, "recall of several methods over noise rates and seeds"))
     _add_ablation(bench("ablation", _ablation, "SREM's parts added one after another, as in the paper's table"))
+    _add_audit(bench("audit", _audit, "the audit against other detectors of wrong pairs"))
     _add_efficiency(bench("efficiency", _efficiency, "seconds and memory of an epoch of each method"))
     _add_figures(bench("figures", _figures, "the paper's figures, as PNG and SVG"))
     for name in MOVED:  # without `help`, so that the list of benches omits them
@@ -77,6 +81,33 @@ def _add_ablation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", default="flickr8k-dual-srem", help="recipe of SREM with all parts")
     parser.add_argument("--noise", default="0.4", help="comma-separated rates")
     add_grid_arguments(parser, out="runs/bench-ablation.csv")
+
+
+def _add_audit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data",
+        default="flickr8k-one",
+        help="comma-separated: flickr8k-one, flickr8k-five (captions per image), scenes, or a file with --truth",
+    )
+    parser.add_argument("--detectors", help="comma-separated (default: all)")
+    parser.add_argument(
+        "--kinds",
+        default="random,shared-word",
+        help="comma-separated kinds of wrong captions: random, shared-word, near, absent, one-word",
+    )
+    parser.add_argument("--noise", default="0.4", help="comma-separated rates")
+    parser.add_argument("--sizes", help="comma-separated numbers of pairs (default: 6000, or all pairs of a file)")
+    parser.add_argument("--seeds", type=numbers.whole_number(most=1000), default=3, help="number of seeds, from 0")
+    parser.add_argument("--precision", type=float, default=0.95, help="precision that is asked for")
+    parser.add_argument("--truth", metavar="COLUMN", help="of a file: 1 where the pair is wrong, 0 where it is right")
+    for name in FILE_OPTIONS:
+        metavar = "DIR" if name == "image_root" else "COLUMN"
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, metavar=metavar, help=f"of a file: as for `srem audit {option}`")
+    parser.add_argument("--again", default="", metavar="DETECTORS", help="run their finished cells again")
+    parser.add_argument("-j", "--jobs", type=numbers.workers, default=1, metavar="N", help="cells at a time")
+    parser.add_argument("--figure", type=Path, metavar="STEM", help="also draw AUROC as STEM.png and STEM.svg")
+    _add_files(parser, out="runs/bench-audit.csv")
 
 
 def _add_efficiency(parser: argparse.ArgumentParser) -> None:
@@ -119,6 +150,10 @@ def add_grid_arguments(parser: argparse.ArgumentParser, *, out: str) -> None:
 
 def _add_common(parser: argparse.ArgumentParser, *, out: str) -> None:
     _add_set(parser, help="setting of every run; in `methods`, training.epochs counts the warm-up too")
+    _add_files(parser, out=out)
+
+
+def _add_files(parser: argparse.ArgumentParser, *, out: str) -> None:
     parser.add_argument("-o", "--out", type=Path, default=Path(out), help="CSV file")
     parser.add_argument(
         "--table", type=Path, action="append", default=[], metavar="FILE", help="also as .md, .tex or .html"
@@ -173,6 +208,40 @@ def _ablation(args: argparse.Namespace) -> None:
     rows = run_grid(cells, args.out.with_suffix(".cells"), jobs=args.jobs, on_row=report)
     write_csv(rows, args.out)
     show_table(ablation_table(rows), args)
+
+
+def _audit(args: argparse.Namespace) -> None:
+    from sremkit.bench import audit
+    from sremkit.bench.grid import write_csv
+
+    options = {name: value for name in FILE_OPTIONS if (value := getattr(args, name)) is not None}
+    cells = audit.audit_cells(
+        args.data.split(","),
+        args.detectors.split(",") if args.detectors else audit.DETECTORS,
+        args.kinds.split(","),
+        parse_rates(args.noise),
+        parse_sizes(args.sizes) if args.sizes else [],
+        range(args.seeds),
+        precision=args.precision,
+        truth=args.truth,
+        options=options,
+    )
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    rows = audit.run_audit_bench(
+        cells,
+        args.out.with_suffix(".cells"),
+        jobs=args.jobs,
+        again=[name for name in args.again.split(",") if name],
+        on_row=lambda row: print(
+            f"{row['data']} {row['kind']} {row['rate']:g} {row['seed']} {row['detector']}: AUROC {row['auroc']:.3f}, "
+            f"{row['seconds']:.0f} s",
+            flush=True,
+        ),
+    )
+    write_csv(rows, args.out)
+    show_table(audit.audit_table(rows), args)
+    if args.figure is not None:
+        print("\n".join(f"           {file}" for file in audit.draw_audit_figure(rows, args.figure)))
 
 
 def _efficiency(args: argparse.Namespace) -> None:
@@ -245,6 +314,14 @@ def parse_rates(text: str) -> list[float]:
     if not rates or not all(0 <= rate <= 1 for rate in rates):
         raise UserError(f"--noise takes comma-separated rates from 0 to 1, such as 0.2,0.4; got '{text}'")
     return rates
+
+
+def parse_sizes(text: str) -> list[int]:
+    """Of "400,6000" the numbers."""
+    sizes = [int(size) for size in text.split(",") if size.strip().isdecimal()]
+    if len(sizes) != len(text.split(",")) or min(sizes) < 1:
+        raise UserError(f"--sizes takes comma-separated numbers of pairs, such as 400,6000; got '{text}'")
+    return sizes
 
 
 def show_table(table: Table, args: argparse.Namespace, *, written: bool = True) -> None:

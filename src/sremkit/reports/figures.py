@@ -57,13 +57,14 @@ def stacked_histogram(
     title: str,
     bins: int = 40,
     cutoff: float | None = None,
+    cutoff_label: str = "",
 ) -> str:
     """Bars of all groups on top of each other, the first at the bottom.
 
     Args:
         groups: CSS class of the bars -> finite values. Values beyond the limits count in the outermost bars.
         title: read out by screen readers in place of the image.
-        cutoff: value at which a dashed line is drawn.
+        cutoff: value at which a dashed line is drawn, with a label.
     """
     low, high = limits
     least = 1e-6 * max(1.0, abs(low), abs(high))  # equal values, too, need bars of some width
@@ -86,7 +87,7 @@ def stacked_histogram(
                 f'width="{plot_width / bins - 1:.2f}" height="{height:.2f}"/>'
             )
         base += count
-    parts += _cutoff_line(cutoff, edges[0], edges[-1])
+    parts += _cutoff_line(cutoff, edges[0], edges[-1], cutoff_label)
     for value in _round_values(edges[0], edges[-1]):
         x = LEFT + plot_width * (value - edges[0]) / (edges[-1] - edges[0])
         parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{value:.6g}</text>')
@@ -96,7 +97,13 @@ def stacked_histogram(
 
 
 def line_chart(
-    x: np.ndarray, lines: Mapping[str, Sequence[float]], *, xlabel: str, title: str, cutoff: float | None = None
+    x: np.ndarray,
+    lines: Mapping[str, Sequence[float]],
+    *,
+    xlabel: str,
+    title: str,
+    cutoff: float | None = None,
+    cutoff_label: str = "",
 ) -> str:
     """Lines over a common axis: CSS class -> values, NaN where there are none; a dashed line at the cutoff."""
     plot_width, plot_height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
@@ -114,7 +121,7 @@ def line_chart(
             if math.isfinite(b)
         ]
         parts.append(f'<polyline class="{escape(name)}" points="{" ".join(points)}"/>')
-    parts += _cutoff_line(cutoff, low, high)
+    parts += _cutoff_line(cutoff, low, high, cutoff_label)
     for value in _round_values(low, high):
         place = LEFT + plot_width * (value - low) / (high - low)
         parts.append(f'<text x="{place:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{value:.6g}</text>')
@@ -123,12 +130,16 @@ def line_chart(
     return "".join(parts)
 
 
-def _cutoff_line(cutoff: float | None, low: float, high: float) -> list[str]:
+def _cutoff_line(cutoff: float | None, low: float, high: float, label: str) -> list[str]:
     if cutoff is None:
         return []
     share = min(max((cutoff - low) / (high - low), 0.0), 1.0)
     x = LEFT + (WIDTH - LEFT - RIGHT) * share
-    return [f'<line class="cutoff" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>']
+    line = f'<line class="cutoff" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
+    side, anchor = (x + 5, "start") if share < 0.5 else (x - 5, "end")
+    return (
+        [line, f'<text x="{side:.1f}" y="{TOP + 9}" text-anchor="{anchor}">{escape(label)}</text>'] if label else [line]
+    )
 
 
 def new_axes(rows: int, columns: int, *, width: float, height: float) -> tuple[Any, list[Any]]:
