@@ -109,7 +109,7 @@ def encode_chunks(job: ImageJob | TextJob, *, start: int, workers: int) -> Itera
         batch_size=None,
         num_workers=workers,
         collate_fn=_identity,
-        worker_init_fn=_init_worker,
+        worker_init_fn=init_worker,
         generator=torch.Generator(),  # else the loader would advance the global generator
     )
     try:
@@ -133,7 +133,7 @@ def _identity(chunk: Any) -> Any:
     return chunk
 
 
-def _init_worker(worker: int) -> None:
+def init_worker(worker: int) -> None:
     """Leave Ctrl-C to the parent, and exit when the parent is gone: a worker blocked on its queue would never end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()

@@ -6,7 +6,7 @@ after a change of data, settings or version it does not fit and is computed agai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from sremkit.audit.scoring.calibration import Calibration, DensityRatio
-from sremkit.audit.scoring.candidates import EnsembleWeight
+from sremkit.audit.scoring.candidates import EnsembleWeight, PairScorer
 from sremkit.audit.scoring.dual_encoder import DualEncoderScorer, build_dual_encoder
 from sremkit.audit.scoring.fold_model import FoldModel, FoldScores
-from sremkit.audit.scoring.ridge_cca import RidgeCCA
+from sremkit.audit.scoring.ridge_cca import RidgeCCA, RootCCA
 from sremkit.audit.scoring.types import NoiseRate, PairVectors, ScoringSettings
 from sremkit.audit.scoring.word_calibration import WordScores
 from sremkit.audit.scoring.word_scorer import WordInputs
@@ -30,6 +30,8 @@ from sremkit.version import __version__
 WORDS = "words_"  # prefix of the names of word scores
 NOT_CALIBRATED = Calibration(None, None, "", np.zeros(0))
 POOL = ("image_emb", "text_emb", "image_key", "rows", "images")  # arrays of a `FoldModel`
+# Scorers that are fitted in closed form, in the order of an ensemble, with the prefix of their tensors.
+CLOSED_FORM: dict[str, Callable[..., PairScorer]] = {"cca": RidgeCCA, "root-cca": RootCCA}
 FACTS = ("weights", "null_mean", "null_std", "candidates")  # its other values
 
 
@@ -106,13 +108,15 @@ def write_models(
         "folds": [],
     }
     for number, model in enumerate(models):
-        cca, *dual_encoders = model.scorers
-        assert isinstance(cca, RidgeCCA)
         of_fold = {name: torch.as_tensor(getattr(model, name)) for name in POOL}
-        of_fold |= prefixed("cca", vars(cca))
-        for k, scorer in enumerate(dual_encoders):
-            assert isinstance(scorer, DualEncoderScorer)
-            of_fold |= prefixed(f"dual-{k}", scorer.matcher.state_dict())
+        dual_encoders = 0
+        for scorer in model.scorers:
+            if isinstance(scorer, DualEncoderScorer):
+                of_fold |= prefixed(f"dual-{dual_encoders}", scorer.matcher.state_dict())
+                dual_encoders += 1
+            else:
+                name = next(name for name, kind in CLOSED_FORM.items() if type(scorer) is kind)
+                of_fold |= prefixed(name, vars(scorer))
         tensors |= prefixed(f"fold-{number}", of_fold)
         facts["folds"].append({name: getattr(model, name) for name in FACTS})
     try:
@@ -140,15 +144,20 @@ def read_models(folder: Path) -> tuple[list[FoldModel], Calibration, ScoringSett
 
 
 def _model(tensors: dict[str, Tensor], facts: dict[str, Any], settings: ScoringSettings) -> FoldModel:
-    cca = RidgeCCA(**without_prefix("cca", tensors))
-    scorers: list[DualEncoderScorer] = []
-    while any(name.startswith(f"dual-{len(scorers)}/") for name in tensors):
-        k = len(scorers)
-        matcher = build_dual_encoder(len(cca.image_mean), len(cca.text_mean), settings)
-        matcher.load_state_dict(without_prefix(f"dual-{k}", tensors))
+    scorers: list[PairScorer] = []
+    widths: dict[str, Tensor] = {}
+    for prefix, kind in CLOSED_FORM.items():
+        if fields_of := without_prefix(prefix, tensors):
+            scorers.append(kind(**fields_of))
+            widths = fields_of
+    k = 0
+    while state := without_prefix(f"dual-{k}", tensors):
+        matcher = build_dual_encoder(len(widths["image_mean"]), len(widths["text_mean"]), settings)
+        matcher.load_state_dict(state)
         scorers.append(DualEncoderScorer(matcher.eval().requires_grad_(False), torch.zeros(0)))
+        k += 1
     return FoldModel(
-        scorers=[cca, *scorers],
+        scorers=scorers,
         image_emb=tensors["image_emb"],
         text_emb=tensors["text_emb"],
         image_key=tensors["image_key"].numpy(),
