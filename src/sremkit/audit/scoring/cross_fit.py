@@ -1,8 +1,9 @@
 """K-fold cross-fitting: the estimator behind every audit.
 
-The pairs are split by image into folds. For each fold an ensemble (ridge CCA, on request with dual encoders trained with
-SREM-plus) is fitted to the other folds, mismatched pairs included, and scores the held-out pairs and
-negatives by a candidate softmax. Folds are scored in parallel processes of one thread. The density ratio of the two gives P(match) and the noise rate. No pair has to be labelled.
+The pairs are split by image into folds. For each fold an ensemble (ridge CCA, on request with dual encoders trained
+with SREM-plus) is fitted to the other folds, mismatched pairs included, and scores the held-out pairs and negatives by
+a candidate softmax. Folds are scored in parallel processes of one thread. The density ratio of given pairs and random
+negatives gives P(match) and the noise rate, near negatives what near mismatches could add. No pair has to be labelled.
 """
 
 from __future__ import annotations
@@ -16,12 +17,20 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from sremkit.audit.scoring.calibration import MIN_PAIRS, Calibration, calibrate, is_suspicious, null_scale
+from sremkit.audit.scoring.calibration import (
+    MIN_PAIRS,
+    Calibration,
+    calibrate,
+    independent_pairs,
+    is_suspicious,
+    null_scale,
+)
 from sremkit.audit.scoring.dual_encoder import OnStep
 from sremkit.audit.scoring.fold_model import FoldModel, FoldScores, score_fold, train_scorers
 from sremkit.audit.scoring.fold_store import FoldStore, read_models, write_models
+from sremkit.audit.scoring.near_bound import bound_near_mismatches
 from sremkit.audit.scoring.parallel import default_workers, run_parallel
-from sremkit.audit.scoring.types import PairScores, PairVectors, ScoringSettings
+from sremkit.audit.scoring.types import NearMismatches, NoiseRate, PairScores, PairVectors, ScoringSettings
 from sremkit.audit.scoring.word_calibration import add_words, join_likelihood
 from sremkit.audit.scoring.word_scorer import WordInputs, train_word_scorer, word_inputs
 from sremkit.data.pairs import MISSING, FeatureSource
@@ -221,8 +230,12 @@ class CrossFitScorer:
         rows, null_images = (np.concatenate([getattr(f, name) for f in folds]) for name in ("rows", "null_image"))
         group, null_group = (vectors.group_of_image[k] for k in (vectors.image_of_text.numpy()[rows], null_images))
         seed = self.settings.seed
-        self.calibration = fitted = calibrate(given, null, group, null_group, seed=seed)
+        fitted = calibrate(given, null, group, null_group, seed=seed)
         match_prob, rate, note = fitted.score(given), fitted.noise_rate, fitted.note
+        if rate is not None:
+            near = _bound_near(folds, fitted, rate, given, null, match_prob, effective=independent_pairs(group))
+            fitted = replace(fitted, near=near)
+        self.calibration = fitted
         words = [fold.words for fold in folds if fold.words is not None]
         if words and fitted.ratio is not None and rate is not None:
             not_shuffled, edited_not_shuffled = (fitted.ratio.match_prob(x) for x in (given, edited))
@@ -231,7 +244,7 @@ class CrossFitScorer:
         # From the order of the folds to that of the pairs; pairs that cannot be read stay unscored.
         candidates = max(fold.candidates for fold in folds)
         scores = PairScores.unscored(len(vectors.readable), note, candidates=candidates, rate=rate)
-        scores = replace(scores, separation=fitted.separation if not words else None)
+        scores = replace(scores, separation=None if words else fitted.separation, near=None if words else fitted.near)
         scores.match_prob[rows] = match_prob
         for number, fold in enumerate(folds):
             scores.fold[fold.rows] = number
@@ -274,6 +287,28 @@ def _on_one_scale(folds: Sequence[FoldScores]) -> tuple[np.ndarray, np.ndarray, 
         given.append(of_given)
         null.append(of_null)
     return np.concatenate(given), np.concatenate(null), np.concatenate(edited)
+
+
+def _bound_near(
+    folds: Sequence[FoldScores],
+    fitted: Calibration,
+    rate: NoiseRate,
+    given: np.ndarray,
+    null: np.ndarray,
+    match_prob: np.ndarray,
+    *,
+    effective: float,
+) -> NearMismatches:
+    """What near mismatches could add to the rate; the arrays are over all folds, in their order."""
+    near, source, before = [], [], 0
+    for fold in folds:
+        mean, std = null_scale(fold.null_statistic)
+        near.append((fold.near_statistic - mean) / std)
+        source.append(before + fold.near_place)
+        before += len(fold.rows)
+    kind = np.concatenate([fold.near_kind for fold in folds])
+    of_source = match_prob[np.concatenate(source)]
+    return bound_near_mismatches(rate, given, null, np.concatenate(near), kind, of_source, effective=effective)
 
 
 def _too_little(vectors: PairVectors, settings: ScoringSettings) -> str:

@@ -119,7 +119,7 @@ def number_pool_images(pool_key: np.ndarray, image_key: np.ndarray) -> np.ndarra
 def train_scorers(
     vectors: PairVectors, rows: np.ndarray, settings: ScoringSettings, *, seed: int, on_step: OnStep | None = None
 ) -> list[PairScorer]:
-    """Fit the ensemble to the pairs `rows`: ridge CCA, weighted by their clean probability, and dual encoders, if any."""
+    """Fit the ensemble to the pairs `rows`: ridge CCA weighted by clean probability, and dual encoders, if any."""
     pairs = torch.from_numpy(rows)
     texts, image_of_text = vectors.texts[pairs], vectors.image_of_text[pairs]
     clean_prob = estimate_clean_prob(

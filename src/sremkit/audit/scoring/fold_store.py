@@ -20,7 +20,7 @@ from sremkit.audit.scoring.candidates import EnsembleWeight, PairScorer
 from sremkit.audit.scoring.dual_encoder import DualEncoderScorer, build_dual_encoder
 from sremkit.audit.scoring.fold_model import FoldModel, FoldScores
 from sremkit.audit.scoring.ridge_cca import RidgeCCA, RootCCA
-from sremkit.audit.scoring.types import NoiseRate, PairVectors, ScoringSettings
+from sremkit.audit.scoring.types import NearMismatches, NoiseRate, PairVectors, ScoringSettings
 from sremkit.audit.scoring.word_calibration import WordScores
 from sremkit.audit.scoring.word_scorer import WordInputs
 from sremkit.io import digest
@@ -105,6 +105,7 @@ def write_models(
         "noise_rate": None if calibration.noise_rate is None else asdict(calibration.noise_rate),
         "share": None if ratio is None else asdict(ratio.share),
         "separation": calibration.separation,
+        "near": None if calibration.near is None else asdict(calibration.near),
         "folds": [],
     }
     for number, model in enumerate(models):
@@ -135,7 +136,9 @@ def read_models(folder: Path) -> tuple[list[FoldModel], Calibration, ScoringSett
         arrays = (tensors[name].numpy() for name in ("knots", "mismatch_prob"))
         ratio = DensityRatio(NoiseRate(**facts["share"]), *arrays)
     rate = None if facts["noise_rate"] is None else NoiseRate(**facts["noise_rate"])
-    calibration = Calibration(ratio, rate, facts["note"], tensors["sorted_statistic"].numpy(), facts.get("separation"))
+    near = NearMismatches(**facts["near"]) if facts.get("near") else None
+    statistic = tensors["sorted_statistic"].numpy()
+    calibration = Calibration(ratio, rate, facts["note"], statistic, facts.get("separation"), near)
     models = [
         _model(without_prefix(f"fold-{number}", tensors), of_fold, settings)
         for number, of_fold in enumerate(facts["folds"])

@@ -83,11 +83,30 @@ class PairVectors:
 
 @dataclass(frozen=True, eq=False)
 class NoiseRate:
-    """The estimated fraction of mismatched pairs, with a 95 % interval."""
+    """The estimated fraction of pairs that look like an image with another image's caption, with a 95 % interval."""
 
     estimate: float
     low: float
     high: float
+
+
+@dataclass(frozen=True, eq=False)
+class NearMismatches:
+    """What mismatches that are nearer than the caption of a random image could add to the noise rate."""
+
+    low: float  # of the rate of all mismatches, near ones included: a 95 % interval
+    high: float
+    by_kind: dict[str, float]  # the upper end for each kind of near negatives
+    can_tell: bool  # whether the interval is narrow enough to say how many there are
+
+    def sentence(self) -> str:
+        ends = f"at least {100 * self.low:.1f} % and at most {100 * self.high:.1f} %"
+        if self.can_tell:
+            return f"with captions of similar images, {ends} of the pairs mismatch"
+        return (
+            f"with captions of similar images it may be more: {ends} of the pairs mismatch; these vectors cannot tell "
+            "such near mismatches from right pairs"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +125,7 @@ class PairScores:
     noise_rate: NoiseRate | None  # None where the scores are not calibrated, but only order the pairs
     note: str  # a sentence for people where something limits the scores, else empty
     separation: dict[str, list[float]] | None = None  # histograms of pairs and negatives, see `Calibration`
+    near: NearMismatches | None = None  # None where near mismatches were not measured
 
     def __len__(self) -> int:
         return len(self.match_prob)
