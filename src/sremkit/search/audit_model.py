@@ -1,8 +1,7 @@
 """The model of an audit: its frozen encoders, and its scorer trained on the pairs that the audit kept.
 
-An audit keeps scores and features, but not the models of its folds, each of which has seen a part of the pairs. So the
-same ensemble (ridge CCA and dual encoders) is trained once more, on all pairs that are not flagged, when the index is
-built. A tenth of the images is held out to weight the scorers.
+Each model of an audit's folds has seen a part of the pairs. So an ensemble of ridge CCA and dual encoders is trained on
+all pairs that are not flagged, when the index is built. A tenth of the images is held out to weight the scorers.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from sremkit.audit.inputs import Source, open_source, source_of_run
 from sremkit.audit.result_table import ResultTable, read_summary
 from sremkit.audit.scoring.candidates import EnsembleWeight, PairScorer, ensemble_weights
 from sremkit.audit.scoring.dual_encoder import DualEncoderScorer, build_dual_encoder
-from sremkit.audit.scoring.fold_model import train_scorers
-from sremkit.audit.scoring.ridge_cca import RidgeCCA
+from sremkit.audit.scoring.fold_model import train_dual_encoders
+from sremkit.audit.scoring.ridge_cca import RidgeCCA, fit_ridge_cca
 from sremkit.audit.scoring.types import PairVectors, ScoringSettings
 from sremkit.data.pairs import MISSING, Pairs
 from sremkit.errors import DataError, UserError
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 
 HELD_OUT = 0.1  # fraction of the images
 MIN_PAIRS = 50
+DUAL_ENCODERS = 2
 GIVEN = "features as given"
 
 Progress = Callable[[str, int, int], None]
@@ -58,7 +58,7 @@ class AuditModel:
         self.encoders = encoders
         self.key = digest([key, digest(kept.tobytes())])
         self.progress = progress
-        self.settings = ScoringSettings()
+        self.settings = ScoringSettings(dual_encoders=DUAL_ENCODERS)
         self.scorers: Sequence[PairScorer] = ()
         self.weights: Sequence[EnsembleWeight] = ()
 
@@ -96,7 +96,11 @@ class AuditModel:
                 f"the audit kept {int(self.kept.sum())} pairs, too few to learn what fits; audit more pairs"
             )
         steps = None if self.progress is None else lambda done, total: self._report(done, total)
-        self.scorers = train_scorers(self.vectors, train, self.settings, seed=self.settings.seed, on_step=steps)
+        dual_encoders = train_dual_encoders(self.vectors, train, self.settings, seed=self.settings.seed, on_step=steps)
+        pairs = torch.from_numpy(train)
+        texts, image_of_pair = self.vectors.texts[pairs], self.vectors.image_of_text[pairs]
+        clean_prob = torch.stack([scorer.clean_prob for scorer in dual_encoders]).mean(dim=0)
+        self.scorers = [fit_ridge_cca(self.vectors.images, texts, image_of_pair, clean_prob), *dual_encoders]
         encoded = [(s.encode_images(self.vectors.images), s.encode_texts(self.vectors.texts)) for s in self.scorers]
         measured = rest if len(rest) > 1 else train
         negatives = (image_of_text[rng.permutation(measured)], measured)

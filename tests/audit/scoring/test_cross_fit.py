@@ -126,7 +126,7 @@ def test_another_seed_gives_other_folds() -> None:
 def test_progress_ends_with_everything_done() -> None:
     reports: list[tuple[str, int, int]] = []
     pairs, _ = make_pairs(0.3, num_images=60)
-    score_pairs(pairs, SMALL, progress=lambda *report: reports.append(report))
+    score_pairs(pairs, replace(SMALL, dual_encoders=1), progress=lambda *report: reports.append(report))
     assert reports[-1] == ("scored folds", 2, 2)
     assert all(0 < done <= total for _, done, total in reports)
     assert any(what == "training, fold 1 of 2" for what, _, _ in reports)

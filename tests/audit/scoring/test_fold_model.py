@@ -13,7 +13,6 @@ from sremkit.audit.embed import read_vectors
 from sremkit.audit.scoring import fold_model
 from sremkit.audit.scoring.calibration import Calibration, DensityRatio
 from sremkit.audit.scoring.candidates import EnsembleWeight
-from sremkit.audit.scoring.dual_encoder import DualEncoderScorer
 from sremkit.audit.scoring.fold_model import FoldModel, number_pool_images, train_scorers
 from sremkit.audit.scoring.types import NoiseRate
 from sremkit.data.pairs import MISSING
@@ -36,27 +35,25 @@ def test_dual_encoders_differ_in_seed_and_the_first_is_that_of_a_single_one(vect
     assert (same, other) == (True, False)
 
 
-def test_ridge_cca_is_weighted_by_the_mean_clean_probability(vectors, monkeypatch: pytest.MonkeyPatch) -> None:
-    clean_probs = iter([torch.zeros(180), torch.full((180,), 0.5)])
+def test_ridge_cca_is_weighted_by_the_clean_probability(vectors, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = []
-    monkeypatch.setattr(
-        fold_model, "train_dual_encoder", lambda *args, **options: DualEncoderScorer(None, next(clean_probs))
-    )
-    monkeypatch.setattr(fold_model, "fit_ridge_cca", lambda *args: weights.append(args[-1]))
-    train_scorers(vectors, np.arange(180), replace(SMALL, dual_encoders=2), seed=0)
+    monkeypatch.setattr(fold_model, "estimate_clean_prob", lambda *args, **options: torch.full((180,), 0.25))
+    monkeypatch.setattr(fold_model, "fit_root_cca", lambda *args: weights.append(args[-1]))
+    train_scorers(vectors, np.arange(180), SMALL, seed=0)
     torch.testing.assert_close(weights[0], torch.full((180,), 0.25))
 
 
 def test_the_steps_of_all_dual_encoders_are_counted_together(vectors) -> None:
     steps: list[tuple[int, int]] = []
-    train_scorers(vectors, np.arange(180), SMALL, seed=0, on_step=lambda done, total: steps.append((done, total)))
+    settings = replace(SMALL, dual_encoders=2)
+    train_scorers(vectors, np.arange(180), settings, seed=0, on_step=lambda done, total: steps.append((done, total)))
     assert [done for done, _ in steps] == list(range(1, len(steps) + 1))
     assert {total for _, total in steps} == {len(steps)}
 
 
-def test_without_a_dual_encoder_there_is_no_clean_probability() -> None:
-    with pytest.raises(DataError, match="dual_encoders must be 1 or more"):
-        replace(SMALL, dual_encoders=0)
+def test_a_number_of_dual_encoders_below_zero_is_an_error() -> None:
+    with pytest.raises(DataError, match="dual_encoders must be 0 or more, got -1"):
+        replace(SMALL, dual_encoders=-1)
 
 
 class Identity:

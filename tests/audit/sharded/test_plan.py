@@ -43,7 +43,7 @@ def test_the_key_is_computed_from_the_names_of_0_1(tmp_path: Path) -> None:
     plan = small_plan(tmp_path / "out", [Shard("a", Path(__file__))])
     of_0_1 = {
         "folds": 2,
-        "trained_witnesses": 2,
+        "trained_witnesses": 0,
         "warmup_epochs": 3,
         "epochs": 4,
         "batch_size": 128,

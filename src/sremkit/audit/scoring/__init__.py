@@ -1,11 +1,12 @@
 """Scoring pairs: arrays in, scores out.
 
 cross_fit.py        the estimator: folds, `CrossFitScorer.fit_score`, `fit`, `score`
-fold_model.py       the ensemble of one fold: ridge_cca.py, dual_encoder.py
-random_negatives.py the null distribution
+fold_model.py       the ensemble of one fold: ridge_cca.py with clean_weights.py, dual_encoder.py
+random_negatives.py the null distribution; near_negatives.py: of nearer mismatches
+parallel.py         folds in worker processes of one thread
 candidates.py       the statistic of a pair: softmax among candidates
 calibration.py      from statistics to P(match) and the noise rate
 cutoff.py           from P(match) to flags
 word_*.py           captions with one wrong word
-store.py            finished folds and fitted models on disk
+fold_store.py       finished folds and fitted models on disk
 """

@@ -5,22 +5,24 @@ mismatched component is known: the null distribution, measured on random negativ
 
     f_given = rate f_null + (1 - rate) f_match,   r(x) = f_given(x) / f_null(x)               (density ratio)
 
-r rises with x, so it is fitted by isotonic regression of "given or negative?" on x. Matched pairs hardly ever score
-below most negatives, so at the low end r equals the rate. From both follows
+r rises with x, so it is fitted by isotonic regression of "given or negative?" on x. How fast matched pairs appear at
+the low end is not known: r = rate_p + slope_p q^p, with q the null distribution function, is fitted for several powers
+p, and each counts by how well it fits the counts (weight_p). The rate is the mean of rate_p. From both follows
 
-    P(mismatch | x) = rate / r(x)
+    P(mismatch | x) = rate / r(x),   at the low end the mean over p of rate_p / (rate_p + slope_p q^p)
 
-whose mean over all given pairs is the rate, and over flagged pairs their expected precision.
+whose mean over flagged pairs is their expected precision.
 References: Storey 2002 for the rate, Efron 2001 for the local rate, Ayer et al. 1955 for isotonic regression.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from sremkit.audit.scoring.types import NoiseRate
+from sremkit.audit.scoring.types import NearMismatches, NoiseRate
 
 MIN_PAIRS = 100  # with fewer, nothing is fitted
 MIN_PAIRS_FOR_RATE = 300  # with fewer, pairs are ordered but no noise rate is estimated
@@ -29,6 +31,9 @@ TIE_BREAK = 1e-3  # weight of the rank in a score: it orders pairs with equal P(
 
 BINS = 1000
 SEPARATION_BINS = 48  # of the histograms for the report
+LOW_STEP = 0.005  # of the null distribution function between knots at the low end
+# A few matched pairs score as low as any mismatched one: this fraction of the given pairs, and some in small data.
+MIN_DOUBT, DOUBT = 0.002, 2.0
 STEP, MAX_QUANTILE = 0.04, 0.8  # the rate is read from the lower part of the null distribution, in steps
 MAX_EXCESS_MISFIT = 4.0  # of a weighted sum of squares: two standard errors
 POWERS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -57,6 +62,7 @@ class Calibration:
     note: str  # why there is no noise rate, else empty
     sorted_statistic: np.ndarray  # (m,) of the pairs fitted to
     separation: dict[str, list[float]] | None = None  # histograms of given pairs and negatives, for the report
+    near: NearMismatches | None = None  # what near mismatches could add
 
     def rank(self, statistic: np.ndarray) -> np.ndarray:
         """The fraction of the fitted pairs with a lower statistic, in [0, 1]."""
@@ -84,12 +90,21 @@ def calibrate(
     separated = auroc(given, null) if len(null) >= MIN_PAIRS else 0.5
     if separated < 0.5 + max(0.02, 1 / np.sqrt(len(given))):
         return ranks_only(INDISTINCT)
-    ratio = fit_density_ratio(given, null)
+    effective = independent_pairs(given_group)
+    ratio = fit_density_ratio(given, null, effective=effective)
     if not ratio.separates(separated):
         return ranks_only(UNCLEAR)
-    rate = noise_rate_interval(ratio.share, given, null, given_group, null_group, seed=seed)
+    rate = noise_rate_interval(ratio.share, given, null, given_group, null_group, seed=seed, effective=effective)
     fitted = Calibration(ratio, rate, "", np.sort(given))
     return replace(fitted, separation=separation_of(fitted, given, null))
+
+
+def independent_pairs(group: np.ndarray) -> float:
+    """How many independent pairs count as much as these, whose images have the groups (m,).
+
+    Captions of an image are not independent: the number lies between that of the groups and that of the pairs.
+    """
+    return float(np.sqrt(len(group) * len(np.unique(group))))
 
 
 def separation_of(fitted: Calibration, given: np.ndarray, null: np.ndarray) -> dict[str, list[float]]:
@@ -137,28 +152,70 @@ class DensityRatio:
         return (auroc - rate / 2) / max(1 - rate, 1e-9) >= MIN_SEPARATION
 
 
-def fit_density_ratio(given: np.ndarray, null: np.ndarray) -> DensityRatio:
-    """Fit to the statistics of the given pairs and of random negatives."""
+def fit_density_ratio(given: np.ndarray, null: np.ndarray, *, effective: float | None = None) -> DensityRatio:
+    """Fit to the statistics of the given pairs and of random negatives.
+
+    Args:
+        effective: number of independent given pairs, by default all.
+    """
+    effective = len(given) if effective is None else effective
     edges = bin_edges(given, null)
     given_bin, null_bin = (np.searchsorted(edges, values, side="right") for values in (given, null))
     given_mass, null_mass = (_mass(bins, len(edges) + 1) for bins in (given_bin, null_bin))  # (bins,)
-    share = estimate_rate(given_mass, null_mass, num_given=len(given))
+    powers = fit_powers(given_mass, null_mass, num_given=effective)
+    share = powers.share()
     values, bins = np.concatenate([given, null]), np.concatenate([given_bin, null_bin])
     count, total = (np.bincount(bins, weights, minlength=len(edges) + 1) for weights in (None, values))
     edge_below = np.concatenate([edges[:1], edges])  # in place of the mean of an empty bin
     means = np.where(count > 0, total / np.maximum(count, 1), edge_below)
     knots, block_given, block_null = isotonic_ratio(given_mass, null_mass, means)
     # The ratio is 0 in blocks without given pairs and infinite without negatives; rate / r is finite in both.
-    mismatch_prob = np.minimum(share.estimate * block_null / np.maximum(block_given, 1e-12), 1.0)
-    return DensityRatio(share, knots, mismatch_prob)
+    of_blocks = np.minimum(share.estimate * block_null / np.maximum(block_given, 1e-12), 1.0)
+    rising = np.sort(null)
+    low_knots = np.quantile(null, np.arange(0.0, MAX_QUANTILE, LOW_STEP))
+    every_knot = np.unique(np.concatenate([knots, low_knots]))
+    below = np.searchsorted(rising, every_knot, side="right") / len(null)  # q
+    above = np.interp(every_knot, knots, of_blocks)
+    doubt = MIN_DOUBT + DOUBT / effective
+    mismatch_prob = np.where(below <= MAX_QUANTILE, powers.mismatch_prob(below, doubt), above)
+    return DensityRatio(share, every_knot, np.minimum.accumulate(mismatch_prob))
 
 
-def estimate_rate(given_mass: np.ndarray, null_mass: np.ndarray, *, num_given: float) -> NoiseRate:
-    """The noise rate: the intercept of r = rate + slope * q^power at q = 0, where q is the null distribution function.
+class PowerFits(NamedTuple):
+    """Fits of r = rate + slope q^power, one for each of POWERS."""
+
+    rate: np.ndarray  # (powers,)
+    slope: np.ndarray
+    misfit: np.ndarray  # weighted sums of squares
+
+    @property
+    def weight(self) -> np.ndarray:
+        """(powers,) sums to 1: the likelihood of each fit."""
+        weight = np.exp(-(self.misfit - self.misfit.min()) / 2)
+        return weight / weight.sum()
+
+    def share(self) -> NoiseRate:
+        """The mean rate, and the range of the rates of all powers that fit about as well as the best."""
+        plausible = self.rate[self.misfit <= self.misfit.min() + MAX_EXCESS_MISFIT]
+        estimate = float(self.weight @ self.rate)
+        return NoiseRate(estimate, float(min(plausible.min(), estimate)), float(max(plausible.max(), estimate)))
+
+    def mismatch_prob(self, below: np.ndarray, doubt: float) -> np.ndarray:
+        """P(mismatch) where the null distribution function is `below` (k,).
+
+        Args:
+            doubt: fraction of the given pairs that match and score as low as any mismatched pair.
+        """
+        grown = below[:, None] ** np.array(POWERS)  # (k, powers)
+        ratio = np.maximum(self.rate + self.slope * grown, 1e-12)
+        return (np.maximum(self.rate - doubt, 0.0) / ratio) @ self.weight
+
+
+def fit_powers(given_mass: np.ndarray, null_mass: np.ndarray, *, num_given: float) -> PowerFits:
+    """Fit r = rate + slope q^power to the low end, q the null distribution function, for each of POWERS.
 
     With a large power, matched pairs begin to appear late: r is flat at the low end, and its height is the rate. With a
-    small power the two components overlap throughout. The estimate is that of the largest power that fits the
-    counts; the other powers that fit give the range.
+    small power the two components overlap throughout.
 
     Args:
         given_mass: (bins,) fraction of the given pairs in each bin, the lowest first; `null_mass` likewise.
@@ -169,20 +226,28 @@ def estimate_rate(given_mass: np.ndarray, null_mass: np.ndarray, *, num_given: f
     expected = max(given.sum() / null.sum(), 1 / num_given)  # smooths the variance of bins with few pairs
     weight = num_given * null / (0.5 * ratio + 0.5 * expected)  # 1 / variance: counts are about Poisson
     lower = np.concatenate([[0.0], upper[:-1]])
-    rates, misfits = [], []
+    fits = []
     for power in POWERS:
         mean_power = (upper ** (power + 1) - lower ** (power + 1)) / ((power + 1) * (upper - lower))  # in each bin
-        rate, misfit = _nonnegative_least_squares(mean_power, ratio, weight)
-        rates.append(min(rate, 1.0))
-        misfits.append(misfit)
-    # Two standard errors: with one, chance would pick a small power in every third collection, and a rate too low.
-    fits = [k for k, misfit in enumerate(misfits) if misfit <= min(misfits) + MAX_EXCESS_MISFIT]
-    plausible = [rates[k] for k in fits]
-    return NoiseRate(rates[max(fits)], min(plausible), max(plausible))
+        rate, slope, misfit = _nonnegative_least_squares(mean_power, ratio, weight)
+        fits.append((min(rate, 1.0), slope, misfit))
+    return PowerFits(*np.array(fits).T)
+
+
+def estimate_rate(given_mass: np.ndarray, null_mass: np.ndarray, *, num_given: float) -> NoiseRate:
+    """The noise rate, see `fit_powers`, with the range of rates that fit the counts about as well."""
+    return fit_powers(given_mass, null_mass, num_given=num_given).share()
 
 
 def noise_rate_interval(
-    share: NoiseRate, given: np.ndarray, null: np.ndarray, given_group: np.ndarray, null_group: np.ndarray, *, seed: int
+    share: NoiseRate,
+    given: np.ndarray,
+    null: np.ndarray,
+    given_group: np.ndarray,
+    null_group: np.ndarray,
+    *,
+    seed: int,
+    effective: float | None = None,
 ) -> NoiseRate:
     """A 95 % interval by a Poisson bootstrap over groups of images, widened by the model's own uncertainty.
 
@@ -203,7 +268,7 @@ def noise_rate_interval(
             _mass(bins, len(edges) + 1, times[numbers])
             for bins, numbers in ((given_bin, given_number), (null_bin, null_number))
         )
-        rates.append(estimate_rate(given_mass, null_mass, num_given=len(given)).estimate)
+        rates.append(estimate_rate(given_mass, null_mass, num_given=effective or len(given)).estimate)
     low, high = np.quantile(rates, [0.025, 0.975]) if rates else (0.0, 1.0)
     return NoiseRate(
         estimate=share.estimate,
@@ -222,11 +287,11 @@ def _coarse_bins(given_mass: np.ndarray, null_mass: np.ndarray) -> tuple[np.ndar
     return below_null[at][filled], given[filled], null[filled]
 
 
-def _nonnegative_least_squares(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> tuple[float, float]:
-    """Weighted least squares of y = rate + slope x with rate, slope >= 0: the rate and the weighted misfit."""
+def _nonnegative_least_squares(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> tuple[float, float, float]:
+    """Weighted least squares of y = rate + slope x with rate, slope >= 0: the rate, slope and weighted misfit."""
 
-    def misfit(rate: float, slope: float) -> tuple[float, float]:
-        return rate, float((weight * (y - rate - slope * x) ** 2).sum())
+    def misfit(rate: float, slope: float) -> tuple[float, float, float]:
+        return rate, slope, float((weight * (y - rate - slope * x) ** 2).sum())
 
     total, mean_x, mean_y = weight.sum(), np.average(x, weights=weight), np.average(y, weights=weight)
     spread = (weight * (x - mean_x) ** 2).sum()

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from sremkit.data.pairs import MISSING
 
-LOGIT_STD = 3.5  # standard deviation of F among random negatives
+LOGIT_STD = 5.0  # standard deviation of F among random negatives
 MASK_VALUE = -1e9
-PAIRS_PER_CHUNK = 8192
+PAIRS_PER_CHUNK = 4096
 QUERIES_PER_CHUNK = 256
 MIN_LOGIT_MARGIN = math.log(10.0)  # a better fit has odds of ten to one against the given pair
 MAX_SUGGESTIONS_FROM = 20_000  # texts, and images, that a better fit is sought among
@@ -116,11 +116,12 @@ class CandidateSoftmax:
         same_text = texts[:, None] == self.candidate_texts
         masked_image = masked[:, None] == self.candidate_images
         log_probs, energies, ranks = [], [], []
-        for queries, others, absent in (
-            (self.image_emb[images], self._texts, same_image | same_text),
-            (self.text_emb[texts], self._images, same_image | masked_image),
+        for emb, queries, others, absent in (
+            (self.image_emb, images, self._texts, same_image | same_text),
+            (self.text_emb, texts, self._images, same_image | masked_image),
         ):
-            logits = (queries @ others).masked_fill_(absent, MASK_VALUE)  # (p, c)
+            distinct, place = queries.unique(return_inverse=True)  # negatives have each image and text many times
+            logits = (emb[distinct] @ others)[place].masked_fill_(absent, MASK_VALUE)  # (p, c)
             log_sum = torch.logaddexp(own, logits.logsumexp(dim=1))
             log_probs.append(own - log_sum)
             energies.append((-log_sum).numpy())  # [eq:energy]

@@ -1,8 +1,9 @@
 """K-fold cross-fitting: the estimator behind every audit.
 
-The pairs are split by image into folds. For each fold an ensemble (ridge CCA and dual encoders trained with
-SREM-plus) is trained on the other folds, mismatched pairs included, and scores the held-out pairs and random negatives
-by a candidate softmax. The density ratio of the two gives P(match) and the noise rate. No pair has to be labelled.
+The pairs are split by image into folds. For each fold an ensemble (ridge CCA, on request with dual encoders trained
+with SREM-plus) is fitted to the other folds, mismatched pairs included, and scores the held-out pairs and negatives by
+a candidate softmax. Folds are scored in parallel processes of one thread. The density ratio of given pairs and random
+negatives gives P(match) and the noise rate, near negatives what near mismatches could add. No pair has to be labelled.
 """
 
 from __future__ import annotations
@@ -16,11 +17,20 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from sremkit.audit.scoring.calibration import MIN_PAIRS, Calibration, calibrate, is_suspicious, null_scale
+from sremkit.audit.scoring.calibration import (
+    MIN_PAIRS,
+    Calibration,
+    calibrate,
+    independent_pairs,
+    is_suspicious,
+    null_scale,
+)
 from sremkit.audit.scoring.dual_encoder import OnStep
 from sremkit.audit.scoring.fold_model import FoldModel, FoldScores, score_fold, train_scorers
 from sremkit.audit.scoring.fold_store import FoldStore, read_models, write_models
-from sremkit.audit.scoring.types import PairScores, PairVectors, ScoringSettings
+from sremkit.audit.scoring.near_bound import bound_near_mismatches
+from sremkit.audit.scoring.parallel import default_workers, run_parallel
+from sremkit.audit.scoring.types import NearMismatches, NoiseRate, PairScores, PairVectors, ScoringSettings
 from sremkit.audit.scoring.word_calibration import add_words, join_likelihood
 from sremkit.audit.scoring.word_scorer import WordInputs, train_word_scorer, word_inputs
 from sremkit.data.pairs import MISSING, FeatureSource
@@ -30,6 +40,7 @@ Progress = Callable[[str, int, int], None]
 
 MIN_IMAGES = 20
 MIN_PAIRS_PER_FOLD = 10
+MIN_PAIRS_FOR_WORKERS = 2_000
 NEGATIVES_WITH_WORDS = 2  # random negatives for each given pair, at most, when words are scored
 
 
@@ -40,10 +51,11 @@ class CrossFitScorer:
         scorer = CrossFitScorer(settings).fit(sample, num_images=n)            # a larger one: fit on a sample,
         scores = scorer.score(shard)                                           # score any part of it
 
-    Equal vectors, settings and number of threads give equal scores.
+    Equal vectors and settings give equal scores.
 
     Args:
         folder: keeps finished folds of `fit_score`; a second call with the same vectors and settings resumes there.
+        workers: processes that score folds, one thread each; by default one for each core. They change no score.
         progress: called with a stage, the steps done and all steps of it.
 
     Attributes:
@@ -52,10 +64,16 @@ class CrossFitScorer:
     """
 
     def __init__(
-        self, settings: ScoringSettings | None = None, *, folder: Path | None = None, progress: Progress | None = None
+        self,
+        settings: ScoringSettings | None = None,
+        *,
+        folder: Path | None = None,
+        workers: int | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self.settings = settings or ScoringSettings()
         self.folder = folder
+        self.workers = default_workers() if workers is None else workers
         self.progress = progress
         self.models: list[FoldModel] = []
         self.calibration = Calibration(None, None, "", np.zeros(0))
@@ -169,29 +187,39 @@ class CrossFitScorer:
     ) -> PairScores:
         """Train and score every fold and calibrate; options as for `score_fold`."""
         group_of_pair = vectors.group_of_image[vectors.image_of_text.numpy()]
-        self.models = []
-        folds = []
+        finished: dict[int, tuple[FoldScores, FoldModel | None]] = {}
+
+        def compute(number: int) -> tuple[FoldScores, FoldModel | None]:
+            seed = settings.seed * settings.folds + number
+            held_out = fold_of_pair == number
+            # Near-duplicates of a held-out image are not trained on, in whichever fold they are.
+            train = np.flatnonzero(vectors.is_usable & ~np.isin(group_of_pair, np.unique(group_of_pair[held_out])))
+            scorers = train_scorers(vectors, train, settings, seed=seed, on_step=self._steps(number, "training"))
+            word_scorer = None
+            if words is not None:
+                on_step = self._steps(number, "training words")
+                word_scorer = train_word_scorer(words, train, settings, seed=seed, on_step=on_step)
+            rows = np.flatnonzero(held_out)
+            return score_fold(vectors, scorers, rows, settings, seed=seed, word_scorer=word_scorer, **options)
+
         for number in range(settings.folds):
             fold = None if store is None else store.load(number)
             model = None if store is None or fold is None else store.load_model(number)
-            if fold is None or (store is not None and model is None):
-                seed = settings.seed * settings.folds + number
-                held_out = fold_of_pair == number
-                # Near-duplicates of a held-out image are not trained on, in whichever fold they are.
-                train = np.flatnonzero(vectors.is_usable & ~np.isin(group_of_pair, np.unique(group_of_pair[held_out])))
-                scorers = train_scorers(vectors, train, settings, seed=seed, on_step=self._steps(number, "training"))
-                if words is not None:
-                    on_step = self._steps(number, "training words")
-                    options["word_scorer"] = train_word_scorer(words, train, settings, seed=seed, on_step=on_step)
-                rows = np.flatnonzero(held_out)
-                fold, model = score_fold(vectors, scorers, rows, settings, seed=seed, **options)
-                if store is not None:
-                    store.save(number, fold, model)
-            self.models += [] if model is None else [model]
-            folds.append(fold)
+            if fold is not None and (store is None or model is not None):
+                finished[number] = fold, model
+        _ = vectors.group_of_text, vectors.image_key  # computed once, before processes are forked
+        todo = [number for number in range(settings.folds) if number not in finished]
+        # Steps of a training are reported by this process; closed forms of few pairs take less time than a fork.
+        trains = settings.dual_encoders > 0 or words is not None
+        alone = trains or len(vectors.readable) < MIN_PAIRS_FOR_WORKERS
+        for number, result in run_parallel(compute, todo, 1 if alone else self.workers):
+            finished[number] = result
+            if store is not None:
+                store.save(number, *result)
             if self.progress is not None:
-                self.progress("scored folds", number + 1, settings.folds)
-        return self._calibrate(folds, vectors)
+                self.progress("scored folds", len(finished), settings.folds)
+        self.models = [model for _, (_, model) in sorted(finished.items()) if model is not None]
+        return self._calibrate([fold for _, (fold, _) in sorted(finished.items())], vectors)
 
     def _steps(self, number: int, what: str) -> OnStep | None:
         return self.progress and partial(self.progress, f"{what}, fold {number + 1} of {self.settings.folds}")
@@ -202,8 +230,12 @@ class CrossFitScorer:
         rows, null_images = (np.concatenate([getattr(f, name) for f in folds]) for name in ("rows", "null_image"))
         group, null_group = (vectors.group_of_image[k] for k in (vectors.image_of_text.numpy()[rows], null_images))
         seed = self.settings.seed
-        self.calibration = fitted = calibrate(given, null, group, null_group, seed=seed)
+        fitted = calibrate(given, null, group, null_group, seed=seed)
         match_prob, rate, note = fitted.score(given), fitted.noise_rate, fitted.note
+        if rate is not None:
+            near = _bound_near(folds, fitted, rate, given, null, match_prob, effective=independent_pairs(group))
+            fitted = replace(fitted, near=near)
+        self.calibration = fitted
         words = [fold.words for fold in folds if fold.words is not None]
         if words and fitted.ratio is not None and rate is not None:
             not_shuffled, edited_not_shuffled = (fitted.ratio.match_prob(x) for x in (given, edited))
@@ -212,7 +244,7 @@ class CrossFitScorer:
         # From the order of the folds to that of the pairs; pairs that cannot be read stay unscored.
         candidates = max(fold.candidates for fold in folds)
         scores = PairScores.unscored(len(vectors.readable), note, candidates=candidates, rate=rate)
-        scores = replace(scores, separation=fitted.separation if not words else None)
+        scores = replace(scores, separation=None if words else fitted.separation, near=None if words else fitted.near)
         scores.match_prob[rows] = match_prob
         for number, fold in enumerate(folds):
             scores.fold[fold.rows] = number
@@ -255,6 +287,28 @@ def _on_one_scale(folds: Sequence[FoldScores]) -> tuple[np.ndarray, np.ndarray, 
         given.append(of_given)
         null.append(of_null)
     return np.concatenate(given), np.concatenate(null), np.concatenate(edited)
+
+
+def _bound_near(
+    folds: Sequence[FoldScores],
+    fitted: Calibration,
+    rate: NoiseRate,
+    given: np.ndarray,
+    null: np.ndarray,
+    match_prob: np.ndarray,
+    *,
+    effective: float,
+) -> NearMismatches:
+    """What near mismatches could add to the rate; the arrays are over all folds, in their order."""
+    near, source, before = [], [], 0
+    for fold in folds:
+        mean, std = null_scale(fold.null_statistic)
+        near.append((fold.near_statistic - mean) / std)
+        source.append(before + fold.near_place)
+        before += len(fold.rows)
+    kind = np.concatenate([fold.near_kind for fold in folds])
+    of_source = match_prob[np.concatenate(source)]
+    return bound_near_mismatches(rate, given, null, np.concatenate(near), kind, of_source, effective=effective)
 
 
 def _too_little(vectors: PairVectors, settings: ScoringSettings) -> str:

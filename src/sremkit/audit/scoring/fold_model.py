@@ -18,9 +18,11 @@ from sremkit.audit.scoring.candidates import (
     ensemble_weights,
     find_better,
 )
-from sremkit.audit.scoring.dual_encoder import OnStep, train_dual_encoder
+from sremkit.audit.scoring.clean_weights import estimate_clean_prob
+from sremkit.audit.scoring.dual_encoder import DualEncoderScorer, OnStep, train_dual_encoder
+from sremkit.audit.scoring.near_negatives import draw_near_negatives
 from sremkit.audit.scoring.random_negatives import MAX_ROUNDS, draw_negatives
-from sremkit.audit.scoring.ridge_cca import fit_ridge_cca
+from sremkit.audit.scoring.ridge_cca import fit_root_cca
 from sremkit.audit.scoring.types import PairVectors, ScoringSettings
 from sremkit.audit.scoring.word_calibration import WordScores, score_words
 from sremkit.audit.scoring.word_scorer import WordScorer
@@ -45,6 +47,9 @@ class FoldScores:
     better_image: np.ndarray  # (f,) number of an image, or MISSING
     null_statistic: np.ndarray  # (w,)
     null_image: np.ndarray  # (w,) the image of each negative
+    near_statistic: np.ndarray  # (v,) of near negatives, see near_negatives.py
+    near_place: np.ndarray  # (v,) which of the f pairs each was made of
+    near_kind: np.ndarray  # (v,) int64, a place in `NEAR_KINDS`
     candidates: int
     words: WordScores | None = None
 
@@ -115,13 +120,27 @@ def number_pool_images(pool_key: np.ndarray, image_key: np.ndarray) -> np.ndarra
 def train_scorers(
     vectors: PairVectors, rows: np.ndarray, settings: ScoringSettings, *, seed: int, on_step: OnStep | None = None
 ) -> list[PairScorer]:
-    """Train the ensemble on the pairs `rows`: dual encoders, and ridge CCA weighted by their mean clean probability.
+    """Fit the ensemble to the pairs `rows`: ridge CCA weighted by clean probability, and dual encoders, if any.
 
     With vectors of one space their cosine is added; of few pairs it is the only scorer.
     """
     zero_shot = [ZeroShot()] if settings.zero_shot else []
     if zero_shot and len(rows) < MIN_FITTED_PAIRS:
         return list(zero_shot)
+    pairs = torch.from_numpy(rows)
+    texts, image_of_text = vectors.texts[pairs], vectors.image_of_text[pairs]
+    clean_prob = estimate_clean_prob(
+        vectors.images, texts, image_of_text, vectors.group_of_image, candidates=settings.candidates, seed=seed
+    )
+    clean_prob[torch.from_numpy(vectors.is_trusted[rows])] = 1.0
+    cca = fit_root_cca(vectors.images, texts, image_of_text, clean_prob)
+    return [cca, *train_dual_encoders(vectors, rows, settings, seed=seed, on_step=on_step), *zero_shot]
+
+
+def train_dual_encoders(
+    vectors: PairVectors, rows: np.ndarray, settings: ScoringSettings, *, seed: int, on_step: OnStep | None = None
+) -> list[DualEncoderScorer]:
+    """Train the dual encoders of the settings on the pairs `rows`; their steps are counted together."""
     count = settings.dual_encoders
 
     def steps_of(number: int) -> OnStep | None:
@@ -130,15 +149,10 @@ def train_scorers(
             return None
         return lambda done, total: on_step(number * total + done, count * total)
 
-    dual_encoders = [
+    return [
         train_dual_encoder(vectors, rows, settings, seed=seed + k * SEED_STRIDE, on_step=steps_of(k))
         for k in range(count)
     ]
-    clean_prob = torch.stack([scorer.clean_prob for scorer in dual_encoders]).mean(dim=0)
-    clean_prob[torch.from_numpy(vectors.is_trusted[rows])] = 1.0
-    pairs = torch.from_numpy(rows)
-    cca = fit_ridge_cca(vectors.images, vectors.texts[pairs], vectors.image_of_text[pairs], clean_prob)
-    return [cca, *dual_encoders, *zero_shot]
 
 
 @torch.no_grad()
@@ -171,41 +185,56 @@ def score_fold(
         seed=seed,
         num_images=num_images,
     )
-    encoded = [(s.encode_images(vectors.images), s.encode_texts(vectors.texts)) for s in scorers]
-    weights = ensemble_weights(encoded, (image_of_text[rows], rows), (negatives.image, negatives.text))
+    # From here on images and texts are numbered within the fold, which alone is encoded.
+    used, own_image = np.unique(image_of_text[rows], return_inverse=True)
+    own_image, places = own_image.reshape(-1), np.arange(len(rows))
+    images, texts = vectors.images[torch.from_numpy(used)], vectors.texts[torch.from_numpy(rows)]
+    encoded = [(scorer.encode_images(images), scorer.encode_texts(texts)) for scorer in scorers]
+    null_image, null_text = np.searchsorted(used, negatives.image), np.searchsorted(rows, negatives.text)
+    masked = np.where(negatives.masked == MISSING, MISSING, np.searchsorted(used, negatives.masked))
+    weights = ensemble_weights(encoded, (own_image, places), (null_image, null_text))
     image_emb, text_emb = concat_weighted(encoded, weights)
     rng = np.random.default_rng([seed, 1])
-    candidates = np.sort(rng.permutation(rows)[: settings.candidates])
-    softmax = CandidateSoftmax(image_emb, text_emb, vectors.image_of_text, torch.from_numpy(candidates))
-    null_statistic = softmax.score(*negatives).statistic
+    candidates = np.sort(rng.permutation(places)[: settings.candidates])
+    image_of_place = torch.from_numpy(own_image)
+    softmax = CandidateSoftmax(image_emb, text_emb, image_of_place, torch.from_numpy(candidates))
+    null_statistic = softmax.score(null_image, null_text, masked).statistic
+    near = draw_near_negatives(
+        images.numpy(), texts.numpy(), own_image, vectors.group_of_image[used], vectors.group_of_text[rows], seed=seed
+    )
+    near_statistic = softmax.score(near.image, near.text, near.masked).statistic
     better_text, better_image = np.full((2, len(rows)), MISSING)
     model = None
     if num_images is None:
-        better_text, better_image = find_better(
-            image_emb, text_emb, vectors.image_of_text, vectors.group_of_image, rows, seed=seed
+        found_text, found_image = find_better(
+            image_emb, text_emb, image_of_place, vectors.group_of_image[used], places, seed=seed
         )
+        better_text = np.where(found_text == MISSING, MISSING, rows[found_text])
+        better_image = np.where(found_image == MISSING, MISSING, used[found_image])
     if num_images is not None or keep_model:
-        others = np.random.default_rng([seed, 2]).permutation(np.setdiff1d(rows, candidates))
+        others = np.random.default_rng([seed, 2]).permutation(np.setdiff1d(places, candidates))
         pool = np.concatenate([candidates, others])[:MAX_POOL]
-        images = image_of_text[pool]
         model = FoldModel(
             scorers,
             weights,
             *null_scale(null_statistic),
-            image_emb[torch.from_numpy(images)],
+            image_emb[torch.from_numpy(own_image[pool])],
             text_emb[torch.from_numpy(pool)],
-            vectors.image_key[images],
-            pool,
-            images,
+            vectors.image_key[used[own_image[pool]]],
+            rows[pool],
+            used[own_image[pool]],
             candidates=min(len(candidates), len(pool)),
         )
     scores = FoldScores(
         rows,
-        *softmax.score(image_of_text[rows], rows),
+        *softmax.score(own_image, places),
         better_text=better_text,
         better_image=better_image,
         null_statistic=null_statistic,
         null_image=negatives.image,
+        near_statistic=near_statistic,
+        near_place=near.source,
+        near_kind=near.kind,
         candidates=len(candidates),
         words=None if word_scorer is None else score_words(word_scorer, rows, negatives, seed=seed),
     )

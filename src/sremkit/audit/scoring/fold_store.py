@@ -6,7 +6,7 @@ after a change of data, settings or version it does not fit and is computed agai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from sremkit.audit.scoring.calibration import Calibration, DensityRatio
 from sremkit.audit.scoring.candidates import EnsembleWeight, PairScorer
 from sremkit.audit.scoring.dual_encoder import DualEncoderScorer, build_dual_encoder
 from sremkit.audit.scoring.fold_model import FoldModel, FoldScores
-from sremkit.audit.scoring.ridge_cca import RidgeCCA
-from sremkit.audit.scoring.types import NoiseRate, PairVectors, ScoringSettings
+from sremkit.audit.scoring.ridge_cca import RidgeCCA, RootCCA
+from sremkit.audit.scoring.types import NearMismatches, NoiseRate, PairVectors, ScoringSettings
 from sremkit.audit.scoring.word_calibration import WordScores
 from sremkit.audit.scoring.word_scorer import WordInputs
 from sremkit.audit.scoring.zero_shot import ZeroShot
@@ -31,6 +31,8 @@ from sremkit.version import __version__
 WORDS = "words_"  # prefix of the names of word scores
 NOT_CALIBRATED = Calibration(None, None, "", np.zeros(0))
 POOL = ("image_emb", "text_emb", "image_key", "rows", "images")  # arrays of a `FoldModel`
+# Scorers that are fitted in closed form, in the order of an ensemble, with the prefix of their tensors.
+CLOSED_FORM: dict[str, Callable[..., PairScorer]] = {"cca": RidgeCCA, "root-cca": RootCCA}
 FACTS = ("weights", "null_mean", "null_std", "candidates")  # its other values
 
 
@@ -104,16 +106,19 @@ def write_models(
         "noise_rate": None if calibration.noise_rate is None else asdict(calibration.noise_rate),
         "share": None if ratio is None else asdict(ratio.share),
         "separation": calibration.separation,
+        "near": None if calibration.near is None else asdict(calibration.near),
         "folds": [],
     }
     for number, model in enumerate(models):
         of_fold = {name: torch.as_tensor(getattr(model, name)) for name in POOL}
+        dual_encoders = 0
         for scorer in model.scorers:
-            if isinstance(scorer, RidgeCCA):
-                of_fold |= prefixed("cca", vars(scorer))
-        dual_encoders = [scorer for scorer in model.scorers if isinstance(scorer, DualEncoderScorer)]
-        for k, dual_encoder in enumerate(dual_encoders):
-            of_fold |= prefixed(f"dual-{k}", dual_encoder.matcher.state_dict())
+            if isinstance(scorer, DualEncoderScorer):
+                of_fold |= prefixed(f"dual-{dual_encoders}", scorer.matcher.state_dict())
+                dual_encoders += 1
+            elif not isinstance(scorer, ZeroShot):  # which has nothing to store
+                name = next(name for name, kind in CLOSED_FORM.items() if type(scorer) is kind)
+                of_fold |= prefixed(name, vars(scorer))
         tensors |= prefixed(f"fold-{number}", of_fold)
         facts["folds"].append({name: getattr(model, name) for name in FACTS})
     try:
@@ -132,7 +137,9 @@ def read_models(folder: Path) -> tuple[list[FoldModel], Calibration, ScoringSett
         arrays = (tensors[name].numpy() for name in ("knots", "mismatch_prob"))
         ratio = DensityRatio(NoiseRate(**facts["share"]), *arrays)
     rate = None if facts["noise_rate"] is None else NoiseRate(**facts["noise_rate"])
-    calibration = Calibration(ratio, rate, facts["note"], tensors["sorted_statistic"].numpy(), facts.get("separation"))
+    near = NearMismatches(**facts["near"]) if facts.get("near") else None
+    statistic = tensors["sorted_statistic"].numpy()
+    calibration = Calibration(ratio, rate, facts["note"], statistic, facts.get("separation"), near)
     models = [
         _model(without_prefix(f"fold-{number}", tensors), of_fold, settings)
         for number, of_fold in enumerate(facts["folds"])
@@ -142,15 +149,17 @@ def read_models(folder: Path) -> tuple[list[FoldModel], Calibration, ScoringSett
 
 def _model(tensors: dict[str, Tensor], facts: dict[str, Any], settings: ScoringSettings) -> FoldModel:
     scorers: list[PairScorer] = []
-    if fitted := without_prefix("cca", tensors):
-        cca = RidgeCCA(**fitted)
-        scorers.append(cca)
-        k = 0
-        while weights := without_prefix(f"dual-{k}", tensors):
-            matcher = build_dual_encoder(len(cca.image_mean), len(cca.text_mean), settings)
-            matcher.load_state_dict(weights)
-            scorers.append(DualEncoderScorer(matcher.eval().requires_grad_(False), torch.zeros(0)))
-            k += 1
+    widths: dict[str, Tensor] = {}
+    for prefix, kind in CLOSED_FORM.items():
+        if fields_of := without_prefix(prefix, tensors):
+            scorers.append(kind(**fields_of))
+            widths = fields_of
+    k = 0
+    while state := without_prefix(f"dual-{k}", tensors):
+        matcher = build_dual_encoder(len(widths["image_mean"]), len(widths["text_mean"]), settings)
+        matcher.load_state_dict(state)
+        scorers.append(DualEncoderScorer(matcher.eval().requires_grad_(False), torch.zeros(0)))
+        k += 1
     if settings.zero_shot:
         scorers.append(ZeroShot())
     return FoldModel(

@@ -18,6 +18,7 @@ from sremkit.ops.functional import l2_normalize
 
 DIRECTIONS = 256
 RIDGE = 1.0
+IMAGE_RIDGE = 3.0  # of signed roots, which have more dimensions than the texts
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +37,32 @@ class RidgeCCA:
         return l2_normalize((texts - self.text_mean) @ self.text_map)
 
 
+class RootCCA(RidgeCCA):
+    """Ridge CCA of images whose vectors are replaced by their signed roots; texts are taken as they are."""
+
+    def encode_images(self, images: Tensor) -> Tensor:
+        return super().encode_images(signed_root(images))
+
+
+def signed_root(vectors: Tensor) -> Tensor:
+    """The root of each entry with its sign, at unit length: pooled activations are skewed, few large ones dominate."""
+    return l2_normalize(vectors.sign() * vectors.abs().sqrt())
+
+
+def fit_root_cca(images: Tensor, texts: Tensor, image_of_text: Tensor, clean_prob: Tensor) -> RootCCA:
+    """Fit to m pairs as `fit_ridge_cca` does; only images that have texts are used."""
+    used, image_of_text = image_of_text.unique(return_inverse=True)
+    rooted = signed_root(images[used])
+    if 2 * len(used) >= rooted.shape[1]:
+        cca = fit_ridge_cca(rooted, texts, image_of_text, clean_prob, ridge=IMAGE_RIDGE, text_ridge=RIDGE)
+        return RootCCA(**vars(cca))
+    # Few images span few dimensions: in a basis of them the solution is the same, and the matrices are small.
+    basis = torch.linalg.svd(rooted, full_matrices=False).Vh.T  # (d, n)
+    ridge = IMAGE_RIDGE * basis.shape[1] / basis.shape[0]  # of the mean variance over all d dimensions
+    cca = fit_ridge_cca(rooted @ basis, texts, image_of_text, clean_prob, ridge=ridge, text_ridge=RIDGE)
+    return RootCCA(basis @ cca.image_mean, basis @ cca.image_map, cca.text_mean, cca.text_map)
+
+
 def fit_ridge_cca(
     images: Tensor,
     texts: Tensor,
@@ -43,6 +70,7 @@ def fit_ridge_cca(
     clean_prob: Tensor,
     *,
     ridge: float = RIDGE,
+    text_ridge: float | None = None,
     directions: int = DIRECTIONS,
 ) -> RidgeCCA:
     """Fit to m pairs.
@@ -50,6 +78,7 @@ def fit_ridge_cca(
     Args:
         images: (n, d); texts: (m, e), text k with image `image_of_text[k]`.
         clean_prob: (m,) the weight of each pair.
+        text_ridge: of the texts, by default that of the images.
     """
     weight = clean_prob / clean_prob.sum().clamp_min(1e-12)  # (m,) sums to 1
     image_weight = torch.zeros(len(images)).index_add_(0, image_of_text, weight)  # (n,)
@@ -58,7 +87,7 @@ def fit_ridge_cca(
     # The texts of an image are summed first, so that the large product runs over images and not over pairs.
     text_sum = torch.zeros(len(images), texts.shape[1]).index_add_(0, image_of_text, weight[:, None] * y)  # (n, e)
     lower_x = _cholesky(x.T @ (image_weight[:, None] * x), ridge)
-    lower_y = _cholesky(y.T @ (weight[:, None] * y), ridge)
+    lower_y = _cholesky(y.T @ (weight[:, None] * y), ridge if text_ridge is None else text_ridge)
     cross = (x.T @ text_sum).double()  # (d, e)
     whitened = torch.linalg.solve_triangular(lower_x, cross, upper=False)
     whitened = torch.linalg.solve_triangular(lower_y, whitened.T, upper=False).T

@@ -22,8 +22,8 @@ WORD_EPOCHS = 10  # where single words are scored
 class ScoringSettings:
     """The defaults were chosen on Flickr8k with 20 to 60 % shuffled captions; see docs/lab.md."""
 
-    folds: int = 3  # K of the cross-fitting; each pair is scored by models that were not trained on its image
-    dual_encoders: int = 2  # in the ensemble, trained from different seeds
+    folds: int = 5  # K of the cross-fitting; each pair is scored by models that were not trained on its image
+    dual_encoders: int = 0  # in the ensemble beside ridge CCA, trained from different seeds
     warmup_epochs: int = 3  # of complementary learning, in which all pairs have the same weight
     epochs: int = 4  # in which pairs are weighted by their clean probability
     batch_size: int = 512
@@ -32,20 +32,21 @@ class ScoringSettings:
     embed_size: int = 512
     dropout: float = 0.5
     scale: float = 20.0  # initial slope from cosine to logit
-    candidates: int = 512  # pairs in the candidate softmax of every pair of a fold
+    candidates: int = 1024  # pairs in the candidate softmax of every pair of a fold
     word_epochs: int = 0  # of the word scorer, which finds captions with one wrong word; 0: no word scorer
-    negatives: int = 200_000  # about how many random negatives are drawn, over all folds
+    negatives: int = 60_000  # about how many random negatives are drawn, over all folds
     seed: int = 0
     zero_shot: bool = False  # images and texts have vectors of one space, whose cosine is one more scorer
 
     def __post_init__(self) -> None:
         if self.folds < 2:
             raise DataError(f"cross-fitting holds out one fold in turn, so it needs 2 folds or more, got {self.folds}")
-        for name in ("dual_encoders", "epochs", "batch_size", "candidates", "negatives"):
+        for name in ("epochs", "batch_size", "candidates", "negatives"):
             if getattr(self, name) < 1:
                 raise DataError(f"{name} must be 1 or more, got {getattr(self, name)}")
-        if self.word_epochs < 0:
-            raise DataError(f"word_epochs must be 0 or more, got {self.word_epochs}")
+        for name in ("dual_encoders", "word_epochs"):
+            if getattr(self, name) < 0:
+                raise DataError(f"{name} must be 0 or more, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,11 +97,30 @@ class PairVectors:
 
 @dataclass(frozen=True, eq=False)
 class NoiseRate:
-    """The estimated fraction of mismatched pairs, with a 95 % interval."""
+    """The estimated fraction of pairs that look like an image with another image's caption, with a 95 % interval."""
 
     estimate: float
     low: float
     high: float
+
+
+@dataclass(frozen=True, eq=False)
+class NearMismatches:
+    """What mismatches that are nearer than the caption of a random image could add to the noise rate."""
+
+    low: float  # of the rate of all mismatches, near ones included: a 95 % interval
+    high: float
+    by_kind: dict[str, float]  # the upper end for each kind of near negatives
+    can_tell: bool  # whether the interval is narrow enough to say how many there are
+
+    def sentence(self) -> str:
+        ends = f"at least {100 * self.low:.1f} % and at most {100 * self.high:.1f} %"
+        if self.can_tell:
+            return f"with captions of similar images, {ends} of the pairs mismatch"
+        return (
+            f"with captions of similar images it may be more: {ends} of the pairs mismatch; these vectors cannot tell "
+            "such near mismatches from right pairs"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +139,7 @@ class PairScores:
     noise_rate: NoiseRate | None  # None where the scores are not calibrated, but only order the pairs
     note: str  # a sentence for people where something limits the scores, else empty
     separation: dict[str, list[float]] | None = None  # histograms of pairs and negatives, see `Calibration`
+    near: NearMismatches | None = None  # None where near mismatches were not measured
 
     def __len__(self) -> int:
         return len(self.match_prob)

@@ -1,0 +1,90 @@
+"""Near negatives: pairs that are wrong, but nearer to right than random negatives are.
+
+Real mistakes are often near: the caption of a similar image, or of one with the same object. Their statistics lie
+between those of random negatives and of matched pairs, and there they tell how many mismatches of such a kind the
+given pairs could hold. They are made of the given pairs of a fold, most of which match:
+
+    near by text    the image, with one of the texts of other images that are nearest to its text
+    near by image   the text, with one of the images that are nearest to its image
+    partner absent  the text, with a random image, where the image that it was given with is no candidate
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sremkit.data.pairs import MISSING
+
+NEAR_KINDS = ("near by text", "near by image", "partner absent")
+NEAREST = 0.02  # fraction of the fold's texts, or images, that count as near
+MIN_NEAREST = 5
+MAX_SOURCES = 4_000  # pairs of a fold that near negatives are made of
+MAX_POOL = 20_000  # texts, or images, that near ones are sought among
+QUERIES_PER_CHUNK = 512
+
+
+class NearNegatives(NamedTuple):
+    """Pairs of a text and an image of one fold that were not given together; numbers are within the fold."""
+
+    image: np.ndarray  # (v,) number of the image
+    text: np.ndarray  # (v,) number of the text
+    masked: np.ndarray  # (v,) an image that must not be a candidate for the text, or MISSING
+    source: np.ndarray  # (v,) the given pair that it was made of
+    kind: np.ndarray  # (v,) int64, a place in `NEAR_KINDS`
+
+
+def draw_near_negatives(
+    images: np.ndarray,
+    texts: np.ndarray,
+    image_of_text: np.ndarray,
+    group_of_image: np.ndarray,
+    group_of_text: np.ndarray,
+    *,
+    seed: int,
+) -> NearNegatives:
+    """Make one negative of each kind of every pair of a fold, or of MAX_SOURCES of them.
+
+    Left out are an image with any text that it, or a near-duplicate of it, was given with, or with an equal text.
+
+    Args:
+        images: (n, d) vectors of the fold's images, texts: (m, e) of its texts, pair k is `image_of_text[k]` with k.
+        group_of_image: (n,) equal for near-duplicates; group_of_text: (m,) equal for equal texts.
+    """
+    rng = np.random.default_rng([seed, 4])
+    source = np.sort(rng.permutation(len(texts))[:MAX_SOURCES])
+    own = image_of_text[source]
+    of_text = _one_of_the_nearest(texts, source, rng)
+    of_image = _one_of_the_nearest(images, own, rng)
+    at_random = image_of_text[rng.permutation(len(texts))[: len(source)]]
+    nobody = np.full(len(source), MISSING)
+    made = [(own, of_text, nobody), (of_image, source, nobody), (at_random, source, own)]
+    given = _codes(group_of_image[image_of_text], group_of_text, group_of_text)
+    parts = []
+    for kind, (image, text, masked) in enumerate(made):
+        is_negative = ~np.isin(_codes(group_of_image[image], group_of_text[text], group_of_text), given)
+        kinds = np.full(len(source), kind)
+        parts.append([array[is_negative] for array in (image, text, masked, source, kinds)])
+    return NearNegatives(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
+def _codes(image_group: np.ndarray, text_group: np.ndarray, all_text_groups: np.ndarray) -> np.ndarray:
+    return image_group * (int(all_text_groups.max(initial=0)) + 1) + text_group
+
+
+def _one_of_the_nearest(vectors: np.ndarray, queries: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """For each query, the number of one of its nearest other vectors by cosine, drawn at random."""
+    pool = np.sort(rng.permutation(len(vectors))[:MAX_POOL])
+    centred = vectors - vectors.mean(axis=0)
+    unit = centred / np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), 1e-12)
+    count = min(max(MIN_NEAREST, round(NEAREST * len(pool))), len(pool) - 1)
+    found = []
+    for start in range(0, len(queries), QUERIES_PER_CHUNK):
+        chunk = queries[start : start + QUERIES_PER_CHUNK]
+        cosine = unit[chunk] @ unit[pool].T
+        cosine[chunk[:, None] == pool] = -np.inf
+        nearest = np.argpartition(-cosine, count - 1, axis=1)[:, :count]
+        chosen = rng.integers(count, size=len(chunk))
+        found.append(pool[nearest[np.arange(len(chunk)), chosen]])
+    return np.concatenate(found)
