@@ -1,4 +1,4 @@
-"""What each method's division of the pairs is worth and what it costs, beside its recall.
+"""What the division of the pairs by each method is worth, and what the method costs.
 
 The division is that of the last epoch, against the ground truth; its history is in the cells. A time is that of an
 epoch, with what happens before its first batch, relative to InfoNCE on the same backbone and noise. Memory is all that
