@@ -259,6 +259,7 @@ def test_a_failed_capture_falls_back_if_the_device_recovers(recovers: bool, monk
         "graph": FailingGraph, "get_rng_state": lambda device: None,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     monkeypatch.setattr(_Recovery, "recover", lambda self: recovers)
     monkeypatch.setattr(GraphedSteps, "_run_eagerly", lambda self, batch: self._step(batch))
     told: list[str] = []
@@ -272,6 +273,53 @@ def test_a_failed_capture_falls_back_if_the_device_recovers(recovers: bool, monk
         return
     assert [steps(batch) for _ in range(3)] == [expected] * 3
     assert told == ["operation not permitted when stream is capturing"]  # once
+
+
+class Capturing:
+    """A generator that a failed capture has left in its capturing state; a new state makes it usable."""
+
+    def __init__(self) -> None:
+        self.state: torch.Generator | None = None
+
+    def graphsafe_set_state(self, state: torch.Generator) -> None:
+        self.state = state
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_after_a_failed_capture_stream_pool_and_generator_are_given_back(
+    is_broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With stand-ins for the calls of PyTorch that need a device."""
+    story: list[Any] = []
+    generator, before, real = Capturing(), torch.Generator().manual_seed(5), torch.Generator
+
+    class NewGenerator:
+        def __init__(self, device: torch.device) -> None:
+            self.own = real()
+
+        def set_state(self, state: torch.Tensor) -> None:
+            self.own.set_state(state)
+
+        def graphsafe_get_state(self) -> torch.Generator:
+            return self.own
+
+    def synchronize(device: torch.device) -> None:
+        if is_broken:
+            raise RuntimeError("an illegal memory access was encountered")
+
+    for name, stand_in in {
+        "current_stream": lambda device: "stream before", "get_rng_state": lambda device: before.get_state(),
+        "set_stream": story.append, "set_rng_state": lambda state, device: story.append("generator"),
+        "current_device": lambda: 0, "synchronize": synchronize, "default_generators": [generator],
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *args: story.append(args), raising=False)
+    monkeypatch.setattr(torch, "Generator", NewGenerator)
+    assert _Recovery(CPU, (0, 1)).recover() is not is_broken
+    assert story[:2] == ["stream before", (0, (0, 1))]
+    assert generator.state is not None
+    assert generator.state.initial_seed() == 5
+    assert story[2:] == ([] if is_broken else ["generator"])
 
 
 def test_compilations_are_counted() -> None:

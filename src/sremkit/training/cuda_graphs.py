@@ -23,6 +23,7 @@ from sremkit import ops
 from sremkit.config.recipes import TrainingSettings
 from sremkit.data.batch import Batch
 from sremkit.errors import UserError
+from sremkit.io import first_line
 from sremkit.methods import Method
 from sremkit.models.matcher import Matcher
 from sremkit.models.regional_compile import parts_around_kernels
@@ -157,14 +158,18 @@ class GraphedSteps(Generic[Result]):
         try:
             with _without_garbage_collection(), capture:
                 result = self._step(batch)
-        except RuntimeError as problem:
-            why = str(problem).partition("\n")[0]
+        except UserError:
+            raise
+        except Exception as problem:
+            why = first_line(problem)
             if recovery is not None and self._on_failure is not None and recovery.recover():
                 self._has_failed = True
                 self.reset()
                 self._stream = torch.cuda.Stream(self._device)  # the old one may still be capturing
                 self._on_failure(why)
                 return None
+            if not isinstance(problem, RuntimeError):
+                raise
             raise RuntimeError(
                 f"a training step could not be captured ({why}), and the generator of this process's device is "
                 "unusable now; start again, with --set training.cuda_graphs=false if it happens again"
@@ -176,18 +181,20 @@ class _Recovery:
     """Makes the device usable again after a failed capture.
 
     A step that is captured changes nothing on the device, so only what the capture itself has changed is restored.
-    PyTorch ends an invalid capture by an error, before it gives the memory pool and the generator back. The pool is
-    given back here, and the generator continues from the state before, in a new generator state.
+    PyTorch ends an invalid capture by an error, before it gives stream, memory pool and generator back. Stream and pool
+    are given back here, and the generator continues from the state before, in a new generator state.
     """
 
     def __init__(self, device: torch.device, pool: Any) -> None:
         self._device = device
         self._pool = pool
+        self._stream = torch.cuda.current_stream(device)
         self._generator = torch.cuda.get_rng_state(device)
 
     def recover(self) -> bool:
         """Restore, and draw a random number as a test; whether all of it worked."""
         try:
+            torch.cuda.set_stream(self._stream)
             end = getattr(torch._C, "_cuda_endAllocateToPool", None)
             index = torch.cuda.current_device() if self._device.index is None else self._device.index
             if end is not None:
