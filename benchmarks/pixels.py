@@ -1,8 +1,8 @@
 """Speed and quality of training on pixels: decoding, the step, the wait for data, and R_sum by method and noise.
 
-    python -m benchmarks.pixels decode -o decode.csv                    # images/s by workers, with and without a cache
-    python -m benchmarks.pixels step -o step.csv                        # pairs/s, share of the time that waits for data
-    python -m benchmarks.pixels recall -o recall.csv                    # R_sum of InfoNCE, SREM, SREM-plus at 0 and 40 %
+    python -m benchmarks.pixels decode -o decode.csv    # images/s by workers, with and without a cache
+    python -m benchmarks.pixels step -o step.csv        # pairs/s, share of the time that waits for data
+    python -m benchmarks.pixels recall -o recall.csv    # R_sum of InfoNCE, SREM, SREM-plus at 0 and 40 %
 
 On Flickr8k's photographs (AVIF in tar archives, $SREMKIT_DATA/flickr8k) with the small ViT. One row a measurement, in
 CSV.
