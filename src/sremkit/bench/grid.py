@@ -37,7 +37,10 @@ from sremkit.training.reporters import HistoryReporter
 from sremkit.training.trainer import Trainer
 
 #: Settings that are newer than the keys of finished cells, with the value that changes nothing.
-NEWER_SETTINGS: dict[str, dict[str, Any]] = {"data": {"pixel_cache": "auto"}, "training": {"min_crop_area": 1.0, "flip": 0.0}}
+NEWER_SETTINGS: dict[str, dict[str, Any]] = {
+    "data": {"pixel_cache": "auto"},
+    "training": {"min_crop_area": 1.0, "flip": 0.0},
+}
 
 P = ParamSpec("P")
 R = TypeVar("R")
