@@ -207,13 +207,13 @@ def train(
 
 def save_pretrained(prepared: Prepared, folder: RunFolder) -> None:
     """Write the best model in its own format next to the run's files, if it has one."""
-    if not hasattr(prepared.matcher, "save_pretrained"):
+    if not prepared.matcher.has_tokenizer:
         return
     tensors, _ = folder.best()
     best = copy.deepcopy(prepared.matcher).cpu()
     with of_another_model(folder.checkpoints):
         best.load_state_dict(without_prefix("model", tensors))
-    best.save_pretrained(folder.path / PRETRAINED, prepared.vocabulary)
+    best.save_pretrained(folder.path / PRETRAINED)
 
 
 def make_trainer(

@@ -40,7 +40,10 @@ from sremkit.training.trainer import Trainer
 
 DIVISION = ("division_precision", "division_recall", "division_auroc", "rematched_right")
 #: Settings that are newer than the keys of finished cells, with the value that changes nothing.
-NEWER_SETTINGS = {"data": {"pixel_cache": "auto"}, "training": {"min_crop_area": 1.0, "flip": 0.0}}
+NEWER_SETTINGS: dict[str, dict[str, Any]] = {
+    "data": {"pixel_cache": "auto"},
+    "training": {"min_crop_area": 1.0, "flip": 0.0},
+}
 
 P = ParamSpec("P")
 R = TypeVar("R")

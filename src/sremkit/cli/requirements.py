@@ -134,7 +134,8 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "export-model": (Need("onnx", ("onnx", "onnxscript", "onnxruntime"), lambda args: args.onnx),),
     "features": (
         Need("features", ("pillow", *ENCODERS), lambda args: args.encoder is None),
-        Need("hf", ("transformers", "tokenizers", "pillow"), uses_a_clip_model),
+        Need("features", ("pillow",)),
+        Need("hf", ("transformers", "tokenizers"), uses_a_clip_model),
     ),
     "bench": (Need("train", ("pillow",), on_scenes), Need("report", ("matplotlib",), draws_figures)),
     "noise": (),

@@ -41,7 +41,7 @@ class ImageTransform:
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
 
-    #: The values of the processor of the first CLIP models, which a folder without a processor gets.
+    #: Mean and standard deviation that the first CLIP models were trained with.
     CLIP: ClassVar[dict[str, Any]] = {
         "mean": (0.48145466, 0.4578275, 0.40821073),
         "std": (0.26862954, 0.26130258, 0.27577711),
@@ -127,7 +127,7 @@ class ImageTransform:
     def normalize(self, pixels: Tensor) -> Tensor:
         """From uint8 (..., 3, h, w) to float32, (pixel / 255 - mean) / std."""
         scale, shift = (torch.from_numpy(values).to(pixels.device) for values in (self.scale, self.shift))
-        return pixels.to(torch.float32) * scale + shift
+        return pixels.to(torch.float32).mul_(scale).add_(shift)
 
     def __call__(self, image: Image) -> Tensor:
         """The normalised pixels of one image, (3, height, width) float32."""

@@ -157,7 +157,8 @@ class PixelReading:
         return CachedPixels(ArrayFeatures(array, name="pixels"), transform, problems)
 
     def _decoded(self, images: ImageSource, transform: ImageTransform) -> DecodedPixels:
-        decoder, problems = self._decoder(images, transform), {}
+        decoder = self._decoder(images, transform)
+        problems: dict[int, str] = {}
         self._report(0, len(images))
         for part in decoder.stream():
             problems |= part.problems

@@ -74,7 +74,7 @@ def read_transform(folder: Path, kind: str, image_size: int) -> ImageTransform:
     if not file.is_file():
         return default_transform(kind, image_size)
     config = read_json(file)
-    # Of a processor of both, such as processor_config.json of newer versions.
+    # Newer versions nest it in a table.
     return ImageTransform.from_processor(config.get("image_processor", config), name=str(file))
 
 

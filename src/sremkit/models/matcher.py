@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -70,6 +71,10 @@ class Matcher(nn.Module, TakesOptions):
 
     def tokenizer(self) -> SubwordTokenizer:
         """The tokenizer of a backbone with `has_tokenizer`."""
+        raise NotImplementedError
+
+    def save_pretrained(self, folder: str | Path, tokenizer: SubwordTokenizer | None = None) -> None:
+        """Write a backbone with `has_tokenizer` in the format that it was published in."""
         raise NotImplementedError
 
     def encode_images(self, batch: Batch) -> Encoded:

@@ -122,7 +122,7 @@ class Clip(Matcher):
         self.text_projection = getattr(model, "text_projection", nn.Identity())
         self.max_words: int = model.config.text_config.max_position_embeddings
         self.to_logit = _logit_scale(model, scale, neutral)
-        self.image_transform = self._transform(processor)
+        self.image_transform: ImageTransform = self._transform(processor)
         for tower, projection, layers in (
             (self.vision_model, self.visual_projection, image_layers),
             (self.text_model, self.text_projection, text_layers),

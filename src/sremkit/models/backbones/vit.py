@@ -26,6 +26,8 @@ from sremkit.models.layers.transformer import Transformer
 from sremkit.models.matcher import Encoded, Matcher
 from sremkit.ops.functional import l2_normalize
 
+EMBEDDING_STD = 0.3  # of words and positions: about the size of a patch's embedding
+
 
 @BACKBONES.register("vit")
 class ViT(Matcher):
@@ -87,10 +89,11 @@ class ViT(Matcher):
         self.patch_positions = nn.Parameter(torch.empty(num_patches, hidden_size))
         self.word_positions = nn.Parameter(torch.empty(max_words, hidden_size))
         for weight in (self.embed.weight, self.patch_positions, self.word_positions):
-            nn.init.normal_(weight, std=0.02)
-        towers = {"dropout": dropout, "checkpointing": gradient_checkpointing}
-        self.image_tower = Transformer(hidden_size, num_layers, num_heads, **towers)
-        self.text_tower = Transformer(hidden_size, num_layers, num_heads, **towers)
+            nn.init.normal_(weight, std=EMBEDDING_STD)
+        self.image_tower, self.text_tower = (
+            Transformer(hidden_size, num_layers, num_heads, dropout=dropout, checkpointing=gradient_checkpointing)
+            for _ in range(2)
+        )
         self.image_projection = nn.Linear(hidden_size, embed_size, bias=False)
         self.text_projection = nn.Linear(hidden_size, embed_size, bias=False)
         self.to_logit = LogitScale(scale=scale, neutral=neutral)
