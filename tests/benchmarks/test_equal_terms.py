@@ -81,8 +81,7 @@ def test_a_control_changes_what_it_says(tmp_path: Path) -> None:
 def test_rcl_after_infonce_is_each_in_its_turn() -> None:
     logits = torch.randn(6, 6, generator=torch.Generator().manual_seed(0))
     batch = Batch(torch.arange(6), torch.arange(6))
-    method = build_method("rcl-after-infonce", similarity="logit", temperature=0.5)
-    assert isinstance(method, RCLAfterInfoNCE)
+    method = RCLAfterInfoNCE(similarity="logit", temperature=0.5)
     for warmup, other in ((True, build_method("infonce")),
                           (False, build_method("rcl", similarity="logit", temperature=0.5))):  # fmt: skip
         ours, theirs = (m.loss(lambda _: logits, batch, warmup=warmup).total for m in (method, other))
@@ -110,6 +109,8 @@ def test_an_unknown_control_is_named(capsys) -> None:
     assert main(["--controls", "rlc"]) == 2
     assert "no control called 'rlc'" in capsys.readouterr().err
     assert build_parser().parse_args([]).noise == "0.6"
+    assert main(["--controls", "rcl", "--jobs", "2"]) == 2
+    assert "controls run one at a time" in capsys.readouterr().err
 
 
 def test_the_table_has_a_line_for_each_method() -> None:
