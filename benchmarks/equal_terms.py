@@ -34,7 +34,7 @@ from sremkit.config.settings import suggestion
 from sremkit.data.batch import Batch
 from sremkit.data.noise import protocol_label
 from sremkit.data.training_pairs import keep_list_lines, noise_for, read_training_pairs
-from sremkit.errors import UnknownNameError
+from sremkit.errors import UnknownNameError, UserError
 from sremkit.methods import METHODS, Forward
 from sremkit.methods.infonce import InfoNCE
 from sremkit.methods.rcl import RCL
@@ -56,10 +56,12 @@ SHOWN = {
 }
 
 
-@METHODS.register("rcl-after-infonce")
+RCL_AFTER_INFONCE = "rcl-after-infonce"
+
+
 @dataclass(kw_only=True, eq=False)
 class RCLAfterInfoNCE(RCL):
-    """RCL whose warm-up is InfoNCE; a control, not a published method."""
+    """RCL whose warm-up is InfoNCE; a control, not a published method, and registered only while controls run."""
 
     has_warmup: ClassVar[bool] = True
 
@@ -83,7 +85,7 @@ CONTROLS = (
     Control("rcl", "rcl"),
     Control("rcl-right-pairs-only", "rcl", right_only=True),
     Control("infonce-right-pairs-only", "infonce", right_only=True),
-    Control("rcl-after-two-epochs-of-infonce", "rcl", ("training.warmup_epochs=2",), "rcl-after-infonce"),
+    Control("rcl-after-two-epochs-of-infonce", "rcl", ("training.warmup_epochs=2",), RCL_AFTER_INFONCE),
     Control("srem-plus", "srem-plus"),
     Control("srem-plus-without-rematching", "srem-plus", ("method.rematch_top_k=0",)),
     Control("srem-plus-without-memory", "srem-plus", ("method.decay=0.0",)),
@@ -216,6 +218,10 @@ def run(args: argparse.Namespace) -> None:
     data, source = split_data(args.data)
     if args.controls:
         controls = choose_controls(args.controls)
+        if args.jobs > 1:
+            raise UserError("controls run one at a time, because one of their methods is known to this process alone")
+        if RCL_AFTER_INFONCE not in METHODS:
+            METHODS.register(RCL_AFTER_INFONCE)(RCLAfterInfoNCE)
         seeds = range(args.seeds)
         cells = control_cells(args.data, args.backbone, controls, rates, seeds, folder, protocol=args.protocol)
         rows = run_grid(cells, folder, jobs=args.jobs, on_row=_report)

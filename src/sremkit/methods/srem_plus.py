@@ -31,7 +31,7 @@ from torch import Tensor
 from sremkit.data.batch import Batch
 from sremkit.methods.base import METHODS, Forward, Method, Pairing, TrainingContext, WarmupStatus
 from sremkit.methods.common.batch_accuracy import BatchAccuracy
-from sremkit.methods.common.mismatch_probe import mismatch_probe, mismatch_ratio
+from sremkit.methods.common.mismatch_probe import mismatch_probe, mismatch_rate, mismatch_ratio
 from sremkit.methods.common.mixtures import fit_two_gaussians
 from sremkit.models import Encoded, Matcher
 from sremkit.objectives import Loss, complementary
@@ -54,8 +54,9 @@ class SREMPlusMethod(Method):
         complementary_weight: of the complementary losses after the warm-up.
         sharpness: how strongly complementary labels prefer hard negatives.
         min_separation: of the two components in standard deviations; below it every pair counts as clean.
-        min_mismatch_ratio: of the mismatch probe at the end of the warm-up; below it the data have no wrong pairs, and
-            every pair counts as clean from then on. 0 switches the probe off.
+        min_mismatch_ratio: of the mismatch probe at the end of the warm-up; below it, and below `min_mismatch_rate`,
+            the data have no wrong pairs, and every pair counts as clean from then on. 0 switches the probe off.
+        min_mismatch_rate: share of all pairs that the probe takes for mismatched; see `min_mismatch_ratio`.
         clean_prob_power: the probabilities are raised to it; above 1, doubtful pairs get less weight.
         rematch_top_k: a text whose pair is probably noisy is trained with its best image, if it is among the top k of
             such texts for that image; 0 switches re-matching off. With fewer than k such texts, each takes its image.
@@ -74,6 +75,7 @@ class SREMPlusMethod(Method):
     sharpness: float = 0.0
     min_separation: float = 1.5
     min_mismatch_ratio: float = 0.2
+    min_mismatch_rate: float = 0.02
     clean_prob_power: float = 1.0
     rematch_top_k: int = 0
     rematch_every: int = 1
@@ -88,13 +90,15 @@ class SREMPlusMethod(Method):
             raise ValueError(f"rematch_every must be at least 1, every epoch; got {self.rematch_every}")
         if self.min_mismatch_ratio < 0:
             raise ValueError(f"min_mismatch_ratio must be at least 0, which is off; got {self.min_mismatch_ratio}")
+        if not 0 <= self.min_mismatch_rate <= 1:
+            raise ValueError(f"min_mismatch_rate is a share between 0 and 1; got {self.min_mismatch_rate}")
         if self.clean_prob_power <= 0:
             raise ValueError(
                 f"clean_prob_power must be above 0, 1 for the mixture's own probability; got {self.clean_prob_power}"
             )
         self.memory = torch.zeros(0)  # m_i, NaN before the first batch with pair i
         self.probe_memory = torch.zeros(0)  # the same average over synthetic mismatches, during the warm-up
-        self.mismatch_ratio = math.nan  # after the last epoch of the warm-up
+        self.mismatch_ratio = self.mismatch_rate = math.nan  # after the last epoch of the warm-up
         self.all_clean = False  # the mismatch probe found no wrong pairs
         self.clean_prob: Tensor = torch.zeros(0)
         self.rematched = torch.zeros(0, dtype=torch.bool)
@@ -179,7 +183,9 @@ class SREMPlusMethod(Method):
         probes = self.probe_memory[~self.probe_memory.isnan()].cpu()
         if len(probes):  # in the warm-up only
             self.mismatch_ratio = mismatch_ratio(memory.cpu(), probes, float(mixture.weight[0]))
-            self.all_clean = self.mismatch_ratio < self.min_mismatch_ratio
+            self.mismatch_rate = mismatch_rate(memory.cpu(), probes)
+            is_low = self.mismatch_rate < self.min_mismatch_rate
+            self.all_clean = is_low and self.mismatch_ratio < self.min_mismatch_ratio
         clean_prob = torch.ones_like(self.clean_prob)
         if not self.all_clean and mixture.separation >= self.min_separation:
             clean_prob[known] = mixture.upper_probability(memory.cpu()).to(clean_prob) ** self.clean_prob_power
@@ -190,7 +196,9 @@ class SREMPlusMethod(Method):
         if self.all_clean:
             finding = (
                 f"no wrong pairs found: the mismatch ratio is {self.mismatch_ratio:.2f}, below "
-                f"method.min_mismatch_ratio = {self.min_mismatch_ratio:g}; every pair counts as clean from now on"
+                f"method.min_mismatch_ratio = {self.min_mismatch_ratio:g}, and {100 * self.mismatch_rate:.1f} % of the "
+                "pairs look mismatched at random; every pair counts as clean from now on. Pairs that are nearly right "
+                "cannot be seen in this way"
             )
         return WarmupStatus(
             is_ready=self.batch_accuracy.is_sufficient(), message=self.batch_accuracy.message(), finding=finding

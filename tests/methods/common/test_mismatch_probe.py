@@ -11,7 +11,7 @@ import torch
 from sremkit.data import Batches
 from sremkit.data.batch import Batch
 from sremkit.methods import TrainingContext, build_method
-from sremkit.methods.common.mismatch_probe import mismatch_probe, mismatch_ratio
+from sremkit.methods.common.mismatch_probe import mismatch_probe, mismatch_rate, mismatch_ratio
 from sremkit.methods.srem_plus import SREMPlusMethod
 from training import tiny
 from training.test_trainer import Listener
@@ -66,6 +66,38 @@ def test_mismatch_ratio_by_hand() -> None:
     assert mismatch_ratio(memory, probes, 0.4) == pytest.approx(0.5)
 
 
+def test_mismatch_rate_by_hand() -> None:
+    # The lower quartile of eight probes is the third smallest, -6: one of ten pairs lies below it, so 40 % are wrong.
+    probes = torch.tensor([1.0, -4.0, -9.0, -7.0, -6.0, 2.0, 0.0, 3.0])
+    memory = torch.tensor([-8.0, -5.0, -3.0, -3.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    assert mismatch_rate(memory, probes) == pytest.approx(0.4)
+    assert mismatch_rate(probes - 5, probes) == 1.0
+
+
+@pytest.mark.parametrize(("rate", "all_clean"), [(0.0, True), (0.05, False), (0.1, False)])
+def test_few_wrong_pairs_among_hard_ones_are_found(rate: float, all_clean: bool) -> None:
+    """A third of the pairs are hard and right, as measured on Flickr8k without noise; wrong ones lie at the probes."""
+    generator = torch.Generator().manual_seed(0)
+    number = 4000
+    method = build_method("srem-plus")
+    assert isinstance(method, SREMPlusMethod)
+    method.start(TrainingContext(number, torch.device("cpu")))
+    hard = torch.randn(number, generator=generator) * 1.3 - 2.9
+    easy = torch.randn(number, generator=generator) - 1.0
+    wrong = torch.randn(number, generator=generator) - 7.7
+    draw = torch.rand(number, generator=generator)
+    method.memory = torch.where(draw < rate, wrong, torch.where(draw < rate + 0.33, hard, easy))
+    method.probe_memory = torch.randn(number, generator=generator) - 7.7
+    method.finish_epoch()
+    assert method.all_clean is all_clean
+    assert method.mismatch_rate == pytest.approx(rate, abs=0.015)
+
+
+def test_min_mismatch_rate_is_checked() -> None:
+    with pytest.raises(ValueError, match="min_mismatch_rate is a share between 0 and 1; got 2"):
+        build_method("srem-plus", min_mismatch_rate=2)
+
+
 def test_clamped_logits_count_as_equal() -> None:
     # Sharp logits: wrong pairs and probes all have the smallest logit, but for rounding.
     least = torch.logit(torch.zeros(()), eps=1e-6)
@@ -94,7 +126,7 @@ def after_warm_up(probes_at: float, **options: float) -> SREMPlusMethod:
     [(-4.0, 0.2, False), (-8.0, 0.2, True), (-8.0, 0.0, False), (-4.0, 3.0, True)],
 )
 def test_hard_pairs_are_not_taken_for_wrong_ones(probes_at: float, least: float, all_clean: bool) -> None:
-    method = after_warm_up(probes_at, min_mismatch_ratio=least)
+    method = after_warm_up(probes_at, min_mismatch_ratio=least, min_mismatch_rate=1.0)  # the ratio alone decides
     assert method.all_clean is all_clean
     assert bool((method.clean_prob == 1).all()) is all_clean
 

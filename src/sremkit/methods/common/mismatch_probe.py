@@ -10,6 +10,16 @@ of these probes. So
 
 is about 1 where the lower component consists of mismatched pairs, and near 0 where it consists of hard ones. Fitting
 mismatched pairs lowers it, so it is computed at the end of the warm-up and not later.
+
+Where few pairs are mismatched, the lower component consists of hard ones and some mismatched ones, and the ratio is
+small although there are mismatches. So their share in all pairs counts too:
+
+    mismatch rate = 4 (share of pairs below the lower quartile of the probes)
+
+The quartile in the place of the median leaves out hard pairs, which lie above most probes.
+
+Probes are random mismatches. A mismatch that is nearly right, such as the caption of a similar image, scores as hard
+pairs do and far above them: neither number sees it.
 """
 
 from __future__ import annotations
@@ -58,3 +68,9 @@ def mismatch_ratio(pairs: Tensor, probes: Tensor, lower_weight: float) -> float:
     """
     below = (pairs <= probes.median() + TOLERANCE).double().mean().item()
     return 2 * below / max(lower_weight, 1e-9)
+
+
+def mismatch_rate(pairs: Tensor, probes: Tensor) -> float:
+    """The share of all pairs that are mismatched as the probes are: (n,) and (k,) as for `mismatch_ratio`."""
+    quartile = probes.sort().values[len(probes) // 4]
+    return min(1.0, 4 * (pairs <= quartile + TOLERANCE).double().mean().item())

@@ -1,0 +1,123 @@
+"""Equal terms: every method has the same trials, the best by validation is chosen, controls change what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.equal_terms import (
+    CONTROLS,
+    GRID,
+    MAX_EPOCHS,
+    PATIENCE,
+    SINGLE_NETWORK,
+    RCLAfterInfoNCE,
+    build_parser,
+    choose_controls,
+    chosen_cells,
+    control_cells,
+    equal_terms_table,
+    main,
+    right_pairs_only,
+    trial_cells,
+)
+from sremkit.bench.grid import cell_key
+from sremkit.config.recipes import load_recipe
+from sremkit.data.batch import Batch
+from sremkit.data.training_pairs import noise_for, read_training_pairs
+from sremkit.errors import UnknownNameError
+from sremkit.experiment import prepare
+from sremkit.methods import build_method
+
+
+def test_every_method_has_the_same_trials() -> None:
+    cells = trial_cells("flickr8k", "dual", SINGLE_NETWORK, [0.4, 0.6])
+    assert len({cell_key(recipe) for _, recipe in cells}) == len(cells) == 2 * len(SINGLE_NETWORK) * len(GRID)
+    for labels, recipe in cells:
+        training = recipe.training
+        settings = (training.learning_rate, recipe.model["dropout"], training.ema_decay)
+        assert settings == GRID[labels["trial"]]
+        assert training.warmup_epochs + training.epochs == MAX_EPOCHS
+        assert training.decay_after == training.epochs  # a constant rate
+        assert training.patience == PATIENCE
+        assert (recipe.noise.rate, recipe.noise.seed, training.seed) == (labels["rate"], 0, 0)
+        shipped = load_recipe(f"flickr8k-dual-{labels['method']}")
+        assert recipe.method == shipped.method
+        assert training.warmup_epochs == shipped.training.warmup_epochs
+
+
+def test_the_trial_with_the_best_validation_is_run_with_the_other_seeds() -> None:
+    trials = [
+        {**labels, "val_rsum": 200.0 + (trial == best), "test_rsum": 500.0 - 9 * (trial == best)}
+        for (labels, _), trial, best in zip(
+            trial_cells("flickr8k", "dual", ["rcl", "srem"], [0.6]), [0, 1, 2, 3] * 2, [2] * 4 + [1] * 4, strict=True
+        )
+    ]
+    cells = chosen_cells(trials, [0, 1])
+    assert [(c["method"], c["trial"], c["seed"]) for c, _ in cells] == [
+        ("rcl", 2, 0), ("rcl", 2, 1), ("srem", 1, 0), ("srem", 1, 1)
+    ]  # fmt: skip
+    assert cells[1][1].model["dropout"] == GRID[2][1]
+    assert cells[1][1].noise.seed == cells[1][1].training.seed == 1
+
+
+def test_a_control_changes_what_it_says(tmp_path: Path) -> None:
+    named = [control for control in CONTROLS if not control.right_only]
+    cells = control_cells("flickr8k", "dual", named, [0.6], [1], tmp_path, protocol="absent")
+    recipes = {labels["method"]: recipe for labels, recipe in cells}
+    assert all(recipe.noise.protocol == "absent" and recipe.noise.seed == 1 for recipe in recipes.values())
+    plain = recipes["srem-plus"]
+    assert recipes["srem-plus-without-rematching"].method == {**plain.method, "rematch_top_k": 0}
+    assert recipes["srem-plus-without-memory"].method == {**plain.method, "decay": 0.0}
+    assert recipes["srem-plus-without-ema"].training.ema_decay == 0.0 < plain.training.ema_decay
+    after = recipes["rcl-after-two-epochs-of-infonce"]
+    assert after.training.warmup_epochs == 2
+    assert after.method == {**recipes["rcl"].method, "name": "rcl-after-infonce"}
+
+
+def test_rcl_after_infonce_is_each_in_its_turn() -> None:
+    logits = torch.randn(6, 6, generator=torch.Generator().manual_seed(0))
+    batch = Batch(torch.arange(6), torch.arange(6))
+    method = RCLAfterInfoNCE(similarity="logit", temperature=0.5)
+    for warmup, other in ((True, build_method("infonce")),
+                          (False, build_method("rcl", similarity="logit", temperature=0.5))):  # fmt: skip
+        ours, theirs = (m.loss(lambda _: logits, batch, warmup=warmup).total for m in (method, other))
+        assert ours == theirs
+
+
+def test_right_pairs_only_are_those_that_the_noise_leaves(tmp_path: Path) -> None:
+    recipe = load_recipe("scenes-infonce", [
+        "data.train_options.num_scenes=12", "data.options.num_scenes=6", "noise.rate=0.5", "model.embed_size=8",
+        "model.word_dim=8", "training.device=cpu",
+    ])  # fmt: skip
+    clean = read_training_pairs(recipe.data)
+    right = ~noise_for(recipe.noise, clean).is_noisy
+    ready = prepare(right_pairs_only(recipe, tmp_path / "lists"))
+    assert list(ready.train.pair_ids) == [clean.pair_ids[k] for k in np.flatnonzero(right).tolist()]
+    assert not ready.is_noisy.any()
+    assert ready.recipe.training.patience == PATIENCE
+
+
+def test_an_unknown_control_is_named(capsys) -> None:
+    with pytest.raises(UnknownNameError, match="no control called 'rlc'"):
+        choose_controls("rlc")
+    assert choose_controls("all") == list(CONTROLS)
+    assert [control.name for control in choose_controls("rcl,srem-plus")] == ["rcl", "srem-plus"]
+    assert main(["--controls", "rlc"]) == 2
+    assert "no control called 'rlc'" in capsys.readouterr().err
+    assert build_parser().parse_args([]).noise == "0.6"
+    assert main(["--controls", "rcl", "--jobs", "2"]) == 2
+    assert "controls run one at a time" in capsys.readouterr().err
+
+
+def test_the_table_has_a_line_for_each_method() -> None:
+    rows = [
+        {"method": "rcl", "rate": 0.6, "seed": seed, "val_rsum": 260.0 + seed, "test_rsum": 250.0, "epochs": 10 + seed}
+        for seed in range(2)
+    ]
+    ((heading, (line,)),) = equal_terms_table(rows, "t").sections
+    assert heading == "60% noise"
+    assert line == ["rcl", "2", "260.5 ± 0.7", "250.0 ± 0.0", "-", "-", "-", "10, 11"]
