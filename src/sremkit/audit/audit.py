@@ -293,13 +293,17 @@ class Audit:
                 "separation": scores.separation,
                 "problems": count_problems(source, embedded),
                 "issues": count_issues(issues),
-                "duplicates": {k: int((duplicates[f"duplicate_{k}_group"] != MISSING).sum()) for k in ("text", "image")},
+                "duplicates": {
+                    k: int((duplicates[f"duplicate_{k}_group"] != MISSING).sum()) for k in ("text", "image")
+                },
                 "candidates": scores.candidates,
                 **identity,
                 "settings": {"seed": seed, **encoders.describe(inputs.missing)},
                 "encoder": encoders.folder,
                 "source": source.facts,
-                "extracted": {k: {**asdict(work), "seconds": round(work.seconds, 2)} for k, work in embedded.work.items()},
+                "extracted": {
+                    k: {**asdict(work), "seconds": round(work.seconds, 2)} for k, work in embedded.work.items()
+                },
                 "seconds": {stage: round(elapsed, 2) for stage, elapsed in seconds.items()},
                 "versions": versions(),
             }
