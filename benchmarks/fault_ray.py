@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -92,10 +93,8 @@ def lose_ray_node() -> Figures:
             _compare(figures, audit, Path(folder) / "ray", whole)
             cluster.communicate("\n", timeout=60)
         finally:
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(cluster.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             cluster.wait()
     return figures
 

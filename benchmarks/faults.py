@@ -268,7 +268,7 @@ def kill_two_processes(work: Work, kills: int, *, seed: int = 0) -> Figures:
     rng, figures, series = random.Random(seed), Figures("killed", "train, 2 processes"), 0
     with prepared(work) as folder:
         started = time.monotonic()
-        code, output = _torchrun(work, folder).communicate_all()
+        code, output = Torchrun(work, folder).communicate_all()
         seconds = time.monotonic() - started
         figures.check(code == 0, output[-1500:])
         whole = work.result(folder / work.out)
@@ -276,7 +276,7 @@ def kill_two_processes(work: Work, kills: int, *, seed: int = 0) -> Figures:
         series += 1
         with prepared(work) as folder:
             while figures.times < kills:
-                group = _torchrun(work, folder)
+                group = Torchrun(work, folder)
                 group.wait_until_started()
                 time.sleep(rng.uniform(0, seconds))
                 hit = group.kill(one=rng.random() < 0.5, rng=rng)
@@ -285,13 +285,13 @@ def kill_two_processes(work: Work, kills: int, *, seed: int = 0) -> Figures:
                     figures.check(code == 0, output[-1500:])
                     break
                 figures.times += 1
-            code, output = _torchrun(work, folder).communicate_all()
+            code, output = Torchrun(work, folder).communicate_all()
             _check_end(figures, work, Ended(code, output, 0), whole, folder / work.out)
     figures.note = f"{series} series, {seconds:.1f} s undisturbed"
     return figures
 
 
-class _torchrun:
+class Torchrun:
     """Training in two processes on this machine."""
 
     def __init__(self, work: Work, folder: Path) -> None:
