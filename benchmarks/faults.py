@@ -110,6 +110,7 @@ def prepared(work: Work) -> Iterator[Path]:
 def undisturbed(work: Work) -> tuple[Result, float]:
     """The result of a process that nothing disturbs, and its seconds."""
     with prepared(work) as folder:
+        run(["--version"], folder, setup=work.setup)  # the first one waits until everything is imported
         ended = work.run(folder)
         if ended.code:
             raise RuntimeError(f"{work.name} failed: {ended.output[-2000:]}")
@@ -267,8 +268,10 @@ def kill_two_processes(work: Work, kills: int, *, seed: int = 0) -> Figures:
     """Kill training in two processes under torchrun: all of its processes, or one of the two."""
     rng, figures, series = random.Random(seed), Figures("killed", "train, 2 processes"), 0
     with prepared(work) as folder:
+        group = Torchrun(work, folder)
+        group.wait_until_started()
         started = time.monotonic()
-        code, output = Torchrun(work, folder).communicate_all()
+        code, output = group.communicate_all()
         seconds = time.monotonic() - started
         figures.check(code == 0, output[-1500:])
         whole = work.result(folder / work.out)
