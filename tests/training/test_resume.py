@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import random
 import signal
+import subprocess
+import sys
 import time
-from contextlib import suppress
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -105,37 +103,24 @@ def test_a_finished_run_resumed_stays_as_it_is(uninterrupted: RunFolder) -> None
     assert before[1] == after[1]
 
 
-def start_training(path: Path) -> tuple[BaseProcess, Connection]:
-    """A process that trains; forked from one that has imported everything, so that it begins at once."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["training.tiny"])
-    told, tells = context.Pipe(duplex=False)
-    process = context.Process(target=tiny.train_in, args=(path, tells))
-    process.start()
-    tells.close()
-    assert told.recv() == "started"
-    return process, told
-
-
 def test_killed_twenty_times_at_random_it_still_ends_the_same(uninterrupted: RunFolder, tmp_path: Path) -> None:
     path = tmp_path / "run"
+    command = [sys.executable, tiny.__file__, str(path)]
     moments = random.Random(0)
     kills = 0
     while kills < KILLS:
-        process, told = start_training(path)
-        time.sleep(moments.uniform(0.0, 0.12))
-        process.kill()
-        process.join()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "started\n"
+            time.sleep(moments.uniform(0.0, 0.12))
+            process.kill()
+            finished = "finished" in process.stdout.read()
         kills += 1
         for checkpoint in (path / "checkpoints").glob("step-*"):
             assert is_valid(checkpoint), f"{checkpoint} is broken after kill {kills}"
-        if told.poll():
-            with suppress(EOFError):  # it was killed
-                assert told.recv() == "finished"
-                break
+        if finished:
+            break
     assert kills >= 5, "the run ended before it could be killed a few times; make it longer"
-    process, told = start_training(path)
-    assert told.recv() == "finished"
-    process.join()
-    assert process.exitcode == 0
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("finished\n")
     assert_same(uninterrupted, RunFolder.open(path))

@@ -5,7 +5,7 @@ Started as a script it trains in the folder it is given, from wherever that fold
 
 from __future__ import annotations
 
-from multiprocessing.connection import Connection
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -95,11 +95,11 @@ def outcome(folder: RunFolder) -> tuple[dict[str, torch.Tensor], list[dict]]:
     return saved[0], metrics
 
 
-def train_in(path: Path, told: Connection) -> None:
-    """Train in a process of its own, from where the folder stands; says when it begins and ends."""
+if __name__ == "__main__":
     torch.set_num_threads(1)
+    path = Path(sys.argv[1])
     run = RunFolder.open(path) if (path / "config.toml").exists() else RunFolder.create(path, config="")
     trainer = tiny_trainer(run)
-    told.send("started")
+    print("started", flush=True)
     trainer.run()
-    told.send("finished")
+    print("finished", flush=True)
