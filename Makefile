@@ -55,7 +55,7 @@ MATRIX ?= 3.11:highest 3.12:highest 3.13:highest 3.11:lowest-direct
 test-matrix:
 	@for cell in $(MATRIX); do python=$${cell%%:*}; resolution=$${cell##*:}; folder=.venv-$$python-$$resolution; \
 		if uv venv --quiet --python $$python $$folder && uv pip install --quiet --python $$folder --resolution $$resolution \
-			'.[data,report]' 'pytest>=8' 'hypothesis>=6.100' 'mpmath>=1.3' >$$folder/install.log 2>&1; \
+			'.[demo]' 'pytest>=8' 'hypothesis>=6.100' 'mpmath>=1.3' >$$folder/install.log 2>&1; \
 		then $$folder/bin/python -m pytest tests/test_io.py tests/config tests/objectives -m "not alone" \
 			&& echo "$$cell: passed" || echo "$$cell: FAILED"; \
 		else echo "$$cell: could not be installed: $$(tail -n 1 $$folder/install.log 2>/dev/null)"; fi; done

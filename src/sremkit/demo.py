@@ -24,13 +24,13 @@ from sremkit.errors import UserError
 from sremkit.evaluation import detection_metrics, retrieval_recall
 from sremkit.evaluation.scoring import InBatchScores, encode_pairs, in_batch_scores, score_matrix
 from sremkit.experiment import Prepared, load_best, prepare, train
-from sremkit.io import atomic_write
+from sremkit.io import atomic_write, refuse_links_out, sole_writer
 from sremkit.models import Matcher
 from sremkit.reports import figures
 from sremkit.reports.page import image_uri, render
 from sremkit.training.diagnostics import StoppedError
 from sremkit.training.reporters import Reporter
-from sremkit.training.run_folder import RunFolder
+from sremkit.training.run_folder import LOCK, RunFolder
 
 RECIPES = {"InfoNCE": "scenes-infonce", "SREM": "scenes-srem"}
 GALLERY = 24
@@ -67,7 +67,15 @@ def run_demo(out: Path, reporter_for: ReporterFor, overrides: Sequence[str] = ()
     Args:
         reporter_for: reports the progress of SREM; InfoNCE trains in another process.
     """
-    make_room(out, [recipe_to_toml(load_recipe(name, overrides)) for name in RECIPES.values()])
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; name another folder with -o")
+    out.mkdir(parents=True, exist_ok=True)
+    with sole_writer(out / LOCK, f"another demo is at work in {out}; wait for it, or name another folder with -o"):
+        make_room(out, [recipe_to_toml(load_recipe(name, overrides)) for name in RECIPES.values()])
+        return _train_both(out, reporter_for, overrides)
+
+
+def _train_both(out: Path, reporter_for: ReporterFor, overrides: Sequence[str]) -> list[MethodResult]:
     (plain, plain_recipe), (srem, srem_recipe) = RECIPES.items()
     try:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
@@ -95,7 +103,9 @@ def run_demo(out: Path, reporter_for: ReporterFor, overrides: Sequence[str] = ()
 def make_room(out: Path, settings: list[str]) -> None:
     """Keep the files of an interrupted demo with these settings, and remove those of any other demo."""
     marker = out / MARKER
-    if not marker.exists() and out.exists() and (not out.is_dir() or any(out.iterdir())):
+    out.mkdir(parents=True, exist_ok=True)
+    refuse_links_out(out)
+    if not marker.exists() and any(entry.name != LOCK for entry in out.iterdir()):
         raise UserError(f"{out} holds files that are not of this version's demo; name another folder with -o")
     wanted = json.dumps(settings)
     continues = marker.exists() and marker.read_text(encoding="utf-8") == wanted
@@ -103,7 +113,6 @@ def make_room(out: Path, settings: list[str]) -> None:
         (out / "report.html").unlink(missing_ok=True)
         for name in RECIPES.values():
             shutil.rmtree(out / name, ignore_errors=True)
-    out.mkdir(parents=True, exist_ok=True)
     atomic_write(marker, wanted)
 
 

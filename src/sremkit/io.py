@@ -44,6 +44,10 @@ def atomic_write(path: Path, content: str | bytes | Callable[[Path], object]) ->
             content(partial)
         fsync(partial)
         partial.replace(path)
+    except OSError as problem:
+        if problem.filename is None:  # so of `write`, and of libraries
+            problem.filename = str(path)
+        raise
     finally:
         partial.unlink(missing_ok=True)
 

@@ -86,7 +86,7 @@ def _sentence_of(problem: OSError) -> str | None:
     if problem.errno in MACHINE_TROUBLE:
         return f"{place}{os.strerror(problem.errno)}; {MACHINE_TROUBLE[problem.errno]}"
     if problem.errno in FILE_TROUBLE and place:
-        return f"{place}{problem.strerror}; name another file or folder"
+        return f"{place}{os.strerror(problem.errno)}; name another file or folder"
     return None
 
 

@@ -19,12 +19,15 @@ def usable_cores() -> int:
 def init_worker(worker: int = 0) -> None:
     """Leave Ctrl-C to the parent, and exit when the parent is gone: a worker blocked on its queue would never end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    launched_by = os.getppid()  # the parent, or its fork server, which ends with it
     parent = parent_process()
     assert parent is not None
-    threading.Thread(target=_exit_without, args=(parent.pid,), daemon=True).start()
+    if launched_by == 1 and parent.pid != 1:
+        os._exit(1)  # the parent is gone already
+    threading.Thread(target=_exit_without, args=(launched_by,), daemon=True).start()
 
 
-def _exit_without(parent: int | None) -> None:
-    while os.getppid() == parent:
+def _exit_without(launched_by: int) -> None:
+    while os.getppid() == launched_by:
         time.sleep(PARENT_POLL_SECONDS)
     os._exit(1)

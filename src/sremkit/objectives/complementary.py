@@ -34,6 +34,7 @@ from sremkit.objectives.logits import (
 )
 
 Reading = Literal["normalized", "printed"]
+READINGS = get_args(Reading)  # outside of what PyTorch 2.6 compiles
 
 
 def complementary(
@@ -117,5 +118,5 @@ def printed_loss(logits: Tensor, labels: Tensor, *, valid: Tensor | None = None)
 
 
 def check_reading(reading: str) -> None:
-    if reading not in get_args(Reading):
-        raise ValueError(f"reading must be one of {', '.join(get_args(Reading))}; got '{reading}'")
+    if reading not in READINGS:
+        raise ValueError(f"reading must be one of {', '.join(READINGS)}; got '{reading}'")

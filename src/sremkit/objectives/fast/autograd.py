@@ -79,7 +79,11 @@ def evaluate_custom_op(logits: Tensor, valid: Tensor | None, config: SREMConfig,
     return FusedResult(DirectionResult(*flat[:i2t]), DirectionResult(*flat[i2t:t2i]), flat[-1])
 
 
-@torch.library.custom_op("sremkit::evaluate", mutates_args=())
+# PyTorch 2.6 does not read the schema from list[...].
+SCHEMA = "(Tensor logits, Tensor? valid, float[] config, bool with_gradient) -> Tensor[]"
+
+
+@torch.library.custom_op("sremkit::evaluate", mutates_args=(), schema=SCHEMA)
 def _evaluate_op(logits: Tensor, valid: Tensor | None, config: list[float], with_gradient: bool) -> list[Tensor]:
     restored = SREMConfig._make([*config[:-4], *(bool(entry) for entry in config[-4:])])  # four switches
     i2t, t2i, gradient = evaluate(logits, valid, restored, with_gradient=with_gradient)
