@@ -279,7 +279,9 @@ class Audit:
             curve = None if scores.noise_rate is None else ThresholdCurve([known])
             duplicates = find_duplicates(embedded.pairs, source.has_texts)
             kept = self.out / FEATURES / inputs.key / "image_issues.json"
-            issues = find_issues(embedded, duplicates, has_texts=source.has_texts, kept=kept, progress=progress)
+            issues = find_issues(
+                embedded, duplicates, has_texts=source.has_texts, kept=kept, progress=from_zero(progress)
+            )
             explained = explain_flagged(
                 embedded.pairs, scores.match_prob, is_mismatch, scores.is_scored, has_texts=source.has_texts
             )
@@ -347,7 +349,8 @@ class Audit:
             kept = np.array(
                 [verdict[row] is not None and not verdict[row] for row in row_of_pair[embedded.pair_numbers]]
             )
-            on_run = None if progress is None else partial(progress, "training with and without flagged pairs")
+            show = from_zero(progress)
+            on_run = None if show is None else partial(show, "training with and without flagged pairs")
             result = None
             if self._summary["mismatches"]:
                 vectors = read_vectors(embedded.pairs)

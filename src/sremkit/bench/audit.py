@@ -214,7 +214,7 @@ def audit_table(rows: Sequence[dict[str, Any]]) -> Table:
     table.notes += [
         f"Precision and recall: of the pairs that are flagged when a precision of {precision:g} is asked for. Best "
         f"recall: with the cutoff that the truth would choose for {precision:g}. lemon-tuned is given the labels of a "
-        "fifth of the pairs, and measured on the others."
+        "fifth of the pairs, and measured on the others. MB: peak of the process, with the whole collection in memory."
     ]
     return table
 
