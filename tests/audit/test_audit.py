@@ -52,6 +52,10 @@ def test_every_row_has_its_own_verdict(tmp_path: Path, scorer) -> None:
         "better_text": "a red square",
         "better_text_id": "a",
         "better_image": "0.png",
+        "neighbor_text": "a red square",
+        "neighbor_text_id": "a",
+        "neighbor_image": "3.png",
+        "unsupported_words": "caption",  # "wrong" occurs twice
         "fold": 1,
         "duplicate_text_group": None,
         "duplicate_image_group": None,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from sremkit.bench import audit_collections
 from sremkit.bench import wrong_captions as wrong
 from sremkit.bench.audit_collections import NoisyPairs, RightPairs, make_wrong
 from sremkit.errors import UserError
@@ -104,3 +107,19 @@ def test_one_word_is_exchanged_within_its_class() -> None:
 def test_a_collection_that_is_too_small_is_refused() -> None:
     with pytest.raises(UserError, match="80 pairs"):
         make_wrong(right_pairs(), kind="random", rate=0.4, size=100, seed=0)
+
+
+def test_captions_are_encoded_once_for_all_detectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[int] = []
+
+    def count(texts: Sequence[str]) -> np.ndarray:
+        encoded.append(len(texts))
+        return encode(texts)
+
+    monkeypatch.setattr(audit_collections, "read_right_pairs", lambda data, size: replace(right_pairs(), encode=count))
+    options = {"kind": "one-word", "rate": 0.5, "size": 60, "folder": tmp_path}
+    first, again, other = (audit_collections.draw_pairs("any", seed=seed, **options) for seed in (0, 0, 1))
+    assert len(encoded) == 2  # for two seeds
+    vectors = [noisy.pairs.text_features.rows(np.arange(60)).values for noisy in (first, again, other)]  # type: ignore
+    np.testing.assert_array_equal(vectors[0], vectors[1])
+    assert not np.array_equal(vectors[0], vectors[2])

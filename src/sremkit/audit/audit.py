@@ -387,7 +387,8 @@ class Audit:
             kept = np.array(
                 [verdict[row] is not None and not verdict[row] for row in row_of_pair[embedded.pair_numbers]]
             )
-            on_run = None if progress is None else partial(progress, "training with and without flagged pairs")
+            show = from_zero(progress)
+            on_run = None if show is None else partial(show, "training with and without flagged pairs")
             result = None
             if self._summary["mismatches"]:
                 vectors = read_vectors(embedded.pairs)

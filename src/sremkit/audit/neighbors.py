@@ -65,10 +65,11 @@ def unsupported_words(texts: Sequence[str], rows: np.ndarray, neighbors: np.ndar
     """For each of `rows` the rare words that no text of its `neighbors` (f, k) has, in order; None without one."""
     words = {row: _words(texts[row]) for row in np.unique(np.concatenate([rows, neighbors.ravel()])).tolist()}
     counts = Counter(word for text in texts for word in set(_words(text)))
+    rare = max(MAX_FREQUENCY * len(texts), 1)
     found: list[str | None] = []
     for row, others in zip(rows.tolist(), neighbors.tolist(), strict=True):
         known = {word for other in others for word in words[other]}
-        missing = [w for w in words[row] if w not in known and counts[w] <= MAX_FREQUENCY * len(texts)]
+        missing = [w for w in words[row] if w not in known and counts[w] <= rare]
         found.append(", ".join(dict.fromkeys(missing)) or None)
     return found
 

@@ -7,8 +7,6 @@ is kept when it is finished. The truth is joined after scoring, except for the l
 from __future__ import annotations
 
 import json
-import resource
-import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from sremkit.audit.embed import read_vectors, score_pairs
 from sremkit.audit.scoring.cutoff import CutoffRule
@@ -29,6 +28,7 @@ from sremkit.bench.tables import Table
 from sremkit.bench.wrong_captions import KINDS
 from sremkit.errors import UserError
 from sremkit.evaluation import detection_metrics
+from sremkit.experiment import peak_memory_mb
 from sremkit.io import atomic_write, digest
 from sremkit.reports.figures import new_axes
 
@@ -53,7 +53,7 @@ class AuditCell:
 
     @property
     def key(self) -> str:
-        return digest(json.dumps(asdict(self), sort_keys=True).encode())
+        return digest(asdict(self))
 
 
 def audit_cells(
@@ -143,7 +143,7 @@ def run_cell(cell: AuditCell, folder: Path) -> dict[str, Any]:
         **measure(found, noisy.is_wrong, cell.precision),
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
-        "peak_memory_mb": peak_memory_mb(),
+        "peak_memory_mb": peak_memory_mb(torch.device("cpu")),  # of the whole process
     }
 
 
@@ -198,12 +198,6 @@ def best_recall(is_wrong: np.ndarray, score: np.ndarray, precision: float) -> fl
     return float(found[reached].max() / is_wrong.sum()) if reached.any() and is_wrong.any() else 0.0
 
 
-def peak_memory_mb() -> float:
-    """The peak resident memory of this process so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1024 * 1024) if sys.platform == "darwin" else peak / 1024
-
-
 def audit_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Means over the seeds: a section for each collection and size, a line for each noise and detector."""
     seeds = len({row["seed"] for row in rows})
@@ -220,7 +214,7 @@ def audit_table(rows: Sequence[dict[str, Any]]) -> Table:
     table.notes += [
         f"Precision and recall: of the pairs that are flagged when a precision of {precision:g} is asked for. Best "
         f"recall: with the cutoff that the truth would choose for {precision:g}. lemon-tuned is given the labels of a "
-        "fifth of the pairs, and measured on the others."
+        "fifth of the pairs, and measured on the others. MB: peak of the process, with the whole collection in memory."
     ]
     return table
 
@@ -262,7 +256,7 @@ def _read(cell: AuditCell, folder: Path) -> NoisyPairs:
             cell.data, cell.truth, folder=features, size=cell.size, seed=cell.seed, **dict(cell.options)
         )
     assert cell.size is not None
-    return draw_pairs(cell.data, kind=cell.kind, rate=cell.rate, size=cell.size, seed=cell.seed)
+    return draw_pairs(cell.data, kind=cell.kind, rate=cell.rate, size=cell.size, seed=cell.seed, folder=folder)
 
 
 def _groups(rows: Iterable[dict[str, Any]], names: Sequence[str]) -> list[tuple[tuple[Any, ...], list[dict[str, Any]]]]:

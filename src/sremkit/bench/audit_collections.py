@@ -7,7 +7,8 @@ of pairs with a column that says which are wrong, to which nothing is added.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from sremkit.data.images import only_used_images
 from sremkit.data.training_pairs import resolve_source
 from sremkit.errors import UserError
 from sremkit.features.encoders.minilm import MiniLMEncoder
+from sremkit.io import atomic_write, digest
 
 COLLECTIONS = ("flickr8k-five", "flickr8k-one", "scenes")
 FLICKR8K = "$SREMKIT_DATA/flickr8k"
@@ -54,9 +56,16 @@ class NoisyPairs:
     is_wrong: np.ndarray  # (m,) bool
 
 
-def draw_pairs(data: str, *, kind: str, rate: float, size: int, seed: int) -> NoisyPairs:
-    """About `size` pairs of a collection, a fraction of them wrong; equal arguments give equal pairs."""
-    return make_wrong(read_right_pairs(data, size), kind=kind, rate=rate, size=size, seed=seed)
+def draw_pairs(data: str, *, kind: str, rate: float, size: int, seed: int, folder: Path | None = None) -> NoisyPairs:
+    """About `size` pairs of a collection, a fraction of them wrong; equal arguments give equal pairs.
+
+    Args:
+        folder: keeps vectors of captions that had to be encoded, for the next detector.
+    """
+    right = read_right_pairs(data, size)
+    if folder is not None:
+        right = replace(right, encode=partial(_encode_once, right.encode, folder / "captions"))
+    return make_wrong(right, kind=kind, rate=rate, size=size, seed=seed)
 
 
 def read_right_pairs(data: str, size: int) -> RightPairs:
@@ -170,6 +179,16 @@ def read_labelled(
         rows = np.sort(np.random.default_rng([seed, 27]).permutation(len(pairs))[:size])
         pairs, is_wrong = only_used_images(pairs, rows), is_wrong[rows]
     return NoisyPairs(pairs, is_wrong)
+
+
+def _encode_once(encode: Callable[[Sequence[str]], np.ndarray], folder: Path, texts: Sequence[str]) -> np.ndarray:
+    """The vectors of these texts, from a file if they were encoded before."""
+    file = folder / f"{digest(list(texts))}.npy"
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        vectors = encode(texts)
+        atomic_write(file, lambda partial_file: np.save(partial_file, vectors))
+    return np.load(file, allow_pickle=False)
 
 
 def _all_rows(source: Any) -> np.ndarray:
