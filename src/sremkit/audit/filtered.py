@@ -1,9 +1,9 @@
 """Pairs that an audit has filtered before: exports carry the fact, and the next audit reads it.
 
 What an audit keeps holds the mismatches that it could not find. A second audit by the same vectors cannot find them
-either: it would call the collection clean. So an export of the pairs to keep carries how many pairs were dropped and how
-many wrong ones are probably left, in a file next to it (NAME.audit.json), and in the metadata of a Parquet file. A CSV
-is recognised by its columns as well.
+either: it would call the collection clean. So an export of the pairs to keep carries how many pairs were dropped and
+how many wrong ones are probably left, in a file next to it (NAME.audit.json), and in the metadata of a Parquet file. A
+CSV is recognised by its columns as well.
 """
 
 from __future__ import annotations
@@ -76,12 +76,13 @@ def filter_note(facts: dict[str, Any]) -> str:
     """A sentence for people: what a low noise rate of filtered pairs does not mean."""
     dropped = f" {facts['rows'] - facts['kept']:,} of {facts['rows']:,} rows were dropped" if "rows" in facts else ""
     left = facts.get("left")
-    wrong = (
-        f", and {left['low']:,.0f} to {left['high']:,.0f} of the kept pairs were probably still wrong" if left else ""
-    )
+    wrong = ""
+    if left:
+        wrong = f", and {left['low']:,.0f} to {left['high']:,.0f} of the kept pairs were probably still wrong"
     return (
-        f"these pairs were filtered by an audit before{':' if dropped or wrong else ''}{dropped}{wrong}. The mismatches "
-        "that it could not find look right to this audit too, so a low noise rate does not mean that the pairs are right"
+        f"these pairs were filtered by an audit before{':' if dropped or wrong else ''}{dropped}{wrong}. The "
+        "mismatches that it could not find look right to this audit too, so a low noise rate does not mean that the "
+        "pairs are right"
     )
 
 
