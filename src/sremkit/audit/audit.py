@@ -80,7 +80,7 @@ if TYPE_CHECKING:
 
 DATASET_COLUMNS = ("match_probability", "is_mismatch", "better_text", "problem")  # that a dataset gets
 RATE_COUNTS = (
-    "the noise rate counts pairs that look like an image with another image's caption; captions that are wrong in single "
+    "the noise rate counts pairs that look like an image with another image's caption; captions wrong in single "
     "words are not counted"
 )
 FEATURES, FOLDS, SHARDS = "features", "folds", "shards"  # the last only in a sharded audit
