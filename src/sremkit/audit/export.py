@@ -13,10 +13,11 @@ import tarfile
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -49,14 +50,16 @@ VERDICT_COLUMN = "_verdict"  # computed: "keep", "mismatch" or "unusable", by th
 BUCKET_ROWS = 20_000  # rows of a CSV export that are sorted in memory
 
 
-class Counts(NamedTuple):
+@dataclass(frozen=True)
+class Counts:
     """Number of rows that an export wrote."""
 
     written: int
     total: int
     left_out: int  # selected, but impossible to write
     decided: int = 0  # rows with a decision of `srem review`
-    left: Remaining | None = None  # wrong pairs among those kept; None where that cannot be estimated
+    #: Wrong pairs among those kept; None where that cannot be estimated, and where other pairs are written.
+    left: Remaining | None = field(default=None, compare=False)
 
 
 def export(
@@ -103,7 +106,7 @@ def export(
         raise DataError(f"there is nothing to write: there is no pair{'' if select == 'all' else f' to {select}'}")
     out.parent.mkdir(parents=True, exist_ok=True)
     write = partial(EXPORTS[format], selection)
-    left = None if split is not None else _left_in(folder, selection)
+    left = _left_in(folder, selection) if select == "keep" and split is None else None
     selection.filtered = None if select != "keep" else filter_facts(len(table), selection.count, left)
     if format in FOLDERS:
         write(out)
