@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,7 @@ from sremkit.audit.embed import (
     score_pairs,
 )
 from sremkit.audit.export import Counts, Select, export
+from sremkit.audit.filtered import filter_note, filtered_before, share_left_before
 from sremkit.audit.frames import source_of_dataset, source_of_frame
 from sremkit.audit.inputs import (
     Source,
@@ -70,8 +71,9 @@ from sremkit.audit.result_table import (
 from sremkit.audit.scoring.cross_fit import Progress
 from sremkit.audit.scoring.cutoff import CutoffRule
 from sremkit.audit.scoring.near_duplicates import caption_groups, image_groups
+from sremkit.audit.scoring.remaining import remaining, remaining_curve
 from sremkit.audit.scoring.threshold_curve import ThresholdCurve
-from sremkit.audit.scoring.types import WORD_EPOCHS, ScoringSettings
+from sremkit.audit.scoring.types import WORD_EPOCHS, NearMismatches, NoiseRate, ScoringSettings
 from sremkit.audit.then_train import compare_training
 from sremkit.data.pairs import MISSING, Pairs
 from sremkit.errors import DataError, UserError
@@ -84,6 +86,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 DATASET_COLUMNS = ("match_probability", "is_mismatch", "better_text", "problem")  # that a dataset gets
+RATE_COUNTS = (
+    "the noise rate counts pairs that look like an image with another image's caption; captions wrong in single "
+    "words are not counted"
+)
 FEATURES, FOLDS, SHARDS = "features", "folds", "shards"  # the last only in a sharded audit
 
 
@@ -329,6 +335,7 @@ class Audit:
             write_table(self._table, self.out / PAIRS)
 
         flagged = scores.match_prob[is_mismatch]
+        before = filtered_before(source)
         # Without a noise rate the scores are ranks, and their mean is no expected precision.
         is_calibrated = scores.noise_rate is not None and len(flagged) > 0
         self._summary = {
@@ -337,10 +344,17 @@ class Audit:
             "scored": int(scores.is_scored.sum()),
             "mismatches": len(flagged),
             "expected_precision": float((1 - flagged).mean()) if is_calibrated else None,
-            "noise_rate": None if scores.noise_rate is None else asdict(scores.noise_rate),
-            "note": scores.note,
+            **rate_facts(
+                scores.noise_rate,
+                scores.near,
+                scored=int(scores.is_scored.sum()),
+                flagged=len(flagged),
+                expected_wrong=float((1 - flagged).sum()),
+                before=before,
+            ),
+            "note": join_notes(scores.note, "" if before is None else filter_note(before)),
             "threshold": float(np.clip(threshold, 0, 1)),
-            "curve": None if curve is None else curve.points(),
+            "curve": curve_points(curve, scores.noise_rate, scores.near, scored=len(known)),
             "separation": scores.separation,
             "problems": count_problems(source, embedded),
             "issues": count_issues(issues),
@@ -515,6 +529,60 @@ class Audit:
         write_json(
             out / BEGUN, {"version": VERSION, "key": inputs.key, "rows": len(source.rows), "source": source.facts}
         )
+
+
+def rate_facts(
+    rate: NoiseRate | None,
+    near: NearMismatches | None,
+    *,
+    scored: int,
+    flagged: int,
+    expected_wrong: float,
+    before: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """The fields of the summary about rates.
+
+    noise_rate       pairs that look like an image with another image's caption: estimate, low, high
+    near_mismatches  the interval with near mismatches included, and whether these vectors can tell
+    rate_counts      what the rate counts, and the interval with near mismatches, in words
+    left             how many of the kept pairs are probably still wrong
+    filtered_before  the facts of an earlier audit by which these pairs were filtered
+    """
+    if near is not None and before is not None:
+        near = replace(near, can_tell=False)
+    facts: dict[str, Any] = {
+        "noise_rate": None if rate is None else asdict(rate),
+        "near_mismatches": None if near is None else asdict(near),
+        "rate_counts": None if near is None else f"{RATE_COUNTS}; {near.sentence()}",
+        "left": None,
+        "filtered_before": before,
+    }
+    if rate is not None:
+        left = remaining(
+            rate,
+            near,
+            total=scored,
+            flagged=flagged,
+            expected_wrong=expected_wrong,
+            share_before=share_left_before(before),
+        )
+        facts["left"] = {**asdict(left), "sentence": left.sentence()}
+    return facts
+
+
+def curve_points(
+    curve: ThresholdCurve | None, rate: NoiseRate | None, near: NearMismatches | None, *, scored: int
+) -> dict[str, list[Any]] | None:
+    """Precision, recall, and the share of wrong pairs among those kept over the threshold, for JSON."""
+    if curve is None or rate is None:
+        return None
+    points = curve.points()
+    left = remaining_curve(rate, near, points["flagged"], points["expected_precision"], total=scored)
+    return {**points, **left}
+
+
+def join_notes(*notes: str) -> str:
+    return "; ".join(note for note in notes if note)
 
 
 def find_duplicates(pairs: Pairs, has_texts: bool) -> dict[str, np.ndarray]:

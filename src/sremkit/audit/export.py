@@ -13,16 +13,20 @@ import tarfile
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from sremkit.audit.decisions import Decision, PairKey, decisions_of, read_decisions
+from sremkit.audit.filtered import FILTER_KEY, filter_facts, share_left_before, write_filter_facts
 from sremkit.audit.result_table import IDENTITY, ResultTable, arrow, as_floats, read_summary, with_column, write_table
 from sremkit.audit.scoring.cutoff import CutoffRule
+from sremkit.audit.scoring.remaining import Remaining, remaining
+from sremkit.audit.scoring.types import NearMismatches, NoiseRate
 from sremkit.data.format_utils import Problems
 from sremkit.data.formats.webdataset import MAX_TEXT_BYTES, key_of_member
 from sremkit.data.images import TarMember, tar_members
@@ -46,13 +50,16 @@ VERDICT_COLUMN = "_verdict"  # computed: "keep", "mismatch" or "unusable", by th
 BUCKET_ROWS = 20_000  # rows of a CSV export that are sorted in memory
 
 
-class Counts(NamedTuple):
+@dataclass(frozen=True)
+class Counts:
     """Number of rows that an export wrote."""
 
     written: int
     total: int
     left_out: int  # selected, but impossible to write
     decided: int = 0  # rows with a decision of `srem review`
+    #: Wrong pairs among those kept; None where that cannot be estimated, and where other pairs are written.
+    left: Remaining | None = field(default=None, compare=False)
 
 
 def export(
@@ -97,13 +104,33 @@ def export(
     if selection.count == 0:
         raise DataError(f"there is nothing to write: there is no pair{'' if select == 'all' else f' to {select}'}")
     out.parent.mkdir(parents=True, exist_ok=True)
+    left = _left_in(folder, selection) if select == "keep" and split is None else None
+    selection.filtered = None if select != "keep" else filter_facts(len(table), selection.count, left)
     refusal = f"another process is writing {out}; wait for it, or name another file"
     with sole_writer(out.with_name(f".{out.name}.lock"), refusal):
         _refuse_existing(out)
         remove_partials_of(out)
         write = atomic_write_folder if format in FOLDERS else atomic_write
         write(out, partial(EXPORTS[format], selection))
-    return Counts(selection.count - selection.left_out, len(table), selection.left_out, selection.decided)
+        if selection.filtered is not None:
+            write_filter_facts(out, selection.filtered)
+    return Counts(selection.count - selection.left_out, len(table), selection.left_out, selection.decided, left)
+
+
+def _left_in(folder: Path, rows: Selection) -> Remaining | None:
+    """How many wrong pairs are among those that the selection keeps."""
+    summary = read_summary(folder)
+    if summary.get("noise_rate") is None or rows.usable == 0:
+        return None
+    near = summary.get("near_mismatches")
+    return remaining(
+        NoiseRate(**summary["noise_rate"]),
+        None if near is None else NearMismatches(**near),
+        total=rows.usable,
+        flagged=rows.dropped,
+        expected_wrong=rows.dropped_wrong,
+        share_before=share_left_before(summary.get("filtered_before")),
+    )
 
 
 def _refuse_existing(out: Path) -> None:
@@ -148,6 +175,10 @@ class Selection:
             raise UserError("these pairs have no column 'split'; leave --split out")
         self._cutoff = None if cutoff is None else cutoff.cutoff(self._scores)
         self.decided = 0
+        self.usable = 0  # pairs with a score
+        self.dropped = 0  # of them, those that are not kept
+        self.dropped_wrong = 0.0  # expected mismatches among those
+        self.filtered: dict[str, Any] | None = None  # facts that an export of the pairs to keep carries
         self.new_captions: dict[tuple[str, str], str] = {}  # by shard and key, in chunks with the column "shard"
         self.count = sum(len(chunk) for chunk in self.chunks(["id"]))
         self.formulas = False  # whether CSV cells may begin one
@@ -156,9 +187,10 @@ class Selection:
     def chunks(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """These columns of the selected rows, and `VERDICT_COLUMN` where it is one of them, in chunks."""
         verdict = "is_mismatch" if self._cutoff is None else "match_probability"
-        needed = ["problem", verdict, *([] if self.split is None else [self.own["split"]])]
+        needed = ["problem", "match_probability", verdict, *([] if self.split is None else [self.own["split"]])]
         needed += IDENTITY if self.decisions else ()
-        decided = 0
+        decided = usable = dropped = 0
+        dropped_wrong = 0.0
         needed = [name for name in dict.fromkeys((*columns, *needed)) if name != VERDICT_COLUMN]
         for chunk in self.table.chunks(needed):
             values = as_floats(chunk[verdict])  # NaN without a score
@@ -172,6 +204,12 @@ class Selection:
                 overridden = np.array([kept is not None for kept in keeps]) & is_usable
                 keep = np.where(overridden, np.array([kept is True for kept in keeps]), keep)
                 chunk = self._with_new_captions(chunk, found)
+            score = as_floats(chunk["match_probability"])
+            is_scored = is_usable & np.isfinite(score)
+            usable += int(is_scored.sum())
+            dropped += int((is_scored & ~keep).sum())
+            by_hand = keep == is_mismatch  # a decision has changed the verdict
+            dropped_wrong += float(np.where(by_hand, 1.0, 1 - score)[is_scored & ~keep].sum())
             verdicts = np.where(is_usable, np.where(keep, "keep", "mismatch"), "unusable")
             chunk = chunk.append_column(VERDICT_COLUMN, arrow().array(verdicts))
             selected = {"keep": keep, "drop": ~keep, "all": np.ones_like(keep)}[self.select]
@@ -181,6 +219,7 @@ class Selection:
             if selected.any():
                 yield chunk.filter(arrow().array(selected)).select(columns)
         self.decided = decided
+        self.usable, self.dropped, self.dropped_wrong = usable, dropped, dropped_wrong
 
     def _decisions_in(self, chunk: pa.Table) -> list[Decision | None]:
         rows = zip(*(chunk[name].to_pylist() for name in IDENTITY), strict=True)
@@ -295,7 +334,9 @@ def _cell(value: Any, formulas: bool) -> Any:
 
 
 def _write_parquet(rows: Selection, out: Path) -> None:
-    schema = arrow().schema([rows.table.schema.field(stored).with_name(name) for name, stored in rows.own.items()])
+    fields = [rows.table.schema.field(stored).with_name(name) for name, stored in rows.own.items()]
+    facts = {} if rows.filtered is None else {FILTER_KEY: json.dumps(rows.filtered).encode()}
+    schema = arrow().schema(fields, metadata=facts or None)
     with arrow("pyarrow.parquet").ParquetWriter(out, schema) as writer:
         for chunk in rows.chunks(list(rows.own.values())):
             writer.write_table(chunk.rename_columns(list(rows.own)).cast(schema))

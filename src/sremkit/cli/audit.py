@@ -269,6 +269,8 @@ def print_summary(console: Console, summary: dict[str, Any], out: Path, *, was_c
     if rate is not None:
         low, high = (f"{100 * rate[end]:.1f}" for end in ("low", "high"))
         console.print(f"estimated noise rate: {100 * rate['estimate']:.1f} % (95 % interval: {low} to {high})")
+        if summary.get("rate_counts"):
+            console.print(summary["rate_counts"])
     if summary["note"]:
         console.print(summary["note"])
     precision = "" if expected is None else f", with an expected precision of {100 * expected:.0f} %"
@@ -277,6 +279,8 @@ def print_summary(console: Console, summary: dict[str, Any], out: Path, *, was_c
     )
     for line in training_lines(summary):
         console.print(line)
+    if summary.get("left") is not None:
+        console.print(summary["left"]["sentence"])
     for reason, count in summary["problems"].items():
         console.print(f"{count:,} could not be scored: {reason}")
     console.print(

@@ -59,6 +59,8 @@ def run(args: argparse.Namespace) -> None:
     print(f"{args.out}: {counts.written:,} of {counts.total:,} rows")
     if counts.decided:
         print(f"{counts.decided:,} rows have decisions of `srem review`, which override the verdicts")
+    if counts.left is not None and args.select == "keep":
+        print(counts.left.sentence())
     if counts.left_out:
         print(f"{counts.left_out:,} were left out: they have no id, or a name that leads out of its folder")
     if args.select == "keep" and (args.format or ENDINGS.get(args.out.suffix.lower(), "keep-list")) == "keep-list":

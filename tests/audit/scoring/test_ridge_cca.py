@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from oracles import ridge_cca as oracle
-from sremkit.audit.scoring.ridge_cca import fit_ridge_cca
+from sremkit.audit.scoring.ridge_cca import IMAGE_RIDGE, RIDGE, fit_ridge_cca, fit_root_cca, signed_root
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -73,3 +73,21 @@ def test_a_pair_of_weight_zero_has_no_effect() -> None:
     texts[3] = 100.0
     after = fit_ridge_cca(images, texts, torch.arange(40), clean_prob)
     torch.testing.assert_close(before.text_map.abs(), after.text_map.abs(), rtol=1e-3, atol=1e-4)
+
+
+def test_in_a_basis_of_few_images_the_solution_is_the_same() -> None:
+    rng = torch.Generator().manual_seed(0)
+    images, texts = torch.randn(20, 60, generator=rng), torch.randn(20, 7, generator=rng)
+    clean_prob = torch.rand(20, generator=rng)
+    small = fit_root_cca(images, texts, torch.arange(20), clean_prob)
+    options = {"ridge": IMAGE_RIDGE, "text_ridge": RIDGE}
+    large = fit_ridge_cca(signed_root(images), texts, torch.arange(20), clean_prob, **options)
+    others, other_texts = torch.randn(5, 60, generator=rng), torch.randn(5, 7, generator=rng)
+    in_basis = small.encode_images(others) @ small.encode_texts(other_texts).T
+    direct = large.encode_images(signed_root(others)) @ large.encode_texts(other_texts).T
+    torch.testing.assert_close(in_basis, direct, rtol=1e-4, atol=1e-5)  # float32
+
+
+def test_the_signed_root_keeps_signs_and_has_unit_length() -> None:
+    rooted = signed_root(torch.tensor([[4.0, -9.0, 0.0]]))
+    torch.testing.assert_close(rooted, torch.tensor([[2.0, -3.0, 0.0]]) / 13**0.5)

@@ -9,8 +9,9 @@ statistic, and with it
 
     y(x) = (f_given(x) - a f_null(x)) / f_near(x) = b + (1 - a - b) f_match(x) / f_near(x).
 
-For each a, y is fitted by a rising function (isotonic regression); its lowest value is the largest b that is possible.
-Values of a for which a rising function does not fit the counts are left out. The bound is the largest a + b.
+So b is at most the mean of y over any number of the lowest bins: for each a the least of these means, each with its
+standard error, bounds b. Values of a for which a rising function (isotonic regression) does not fit the counts are left
+out. The bound is the largest a + b.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from sremkit.audit.scoring.types import NearMismatches, NoiseRate
 STEP, MAX_QUANTILE = 0.05, 0.9  # bins by quantiles of the near negatives
 GRID = 41  # values of a
 MAX_EXCESS_MISFIT = 4.0  # of a weighted sum of squares: two standard errors
-NORMAL_QUANTILE = 1.96
+NORMAL_QUANTILE = 2.5  # of the least of several means, of which each could be low by chance
 MIN_NEGATIVES = 100
 MAX_WIDTH = 0.2  # of the interval of all mismatches; if it is wider, their number cannot be told
 
@@ -72,18 +73,23 @@ def upper_bound(
     expected = max(float(of_given.sum() / of_near.sum()), 1 / effective)
     precision = effective * of_near / (0.5 * of_given / of_near + 0.5 * expected)  # 1 / variance of y
     shares = np.linspace(0, 1, GRID)
-    fits = [_lowest_of_rising((of_given - a * of_null) / of_near, precision) for a in shares]
-    least = min(misfit for *_, misfit in fits)
-    totals = [
-        a + max(lowest, 0.0) + NORMAL_QUANTILE * error
-        for a, (lowest, error, misfit) in zip(shares, fits, strict=True)
-        if misfit <= least + MAX_EXCESS_MISFIT
-    ]
-    return float(min(max(totals), 1.0))
+    ratios = [(of_given - a * of_null) / of_near for a in shares]
+    misfits = [_misfit_of_rising(y, precision) for y in ratios]
+    near_count = np.cumsum(of_near) * weight.sum() ** 2 / (weight**2).sum()
+    # By chance alone the misfit is about the number of bins, give or take its standard deviation.
+    allowed = max(min(misfits) + MAX_EXCESS_MISFIT, len(of_near) + 2 * (2 * len(of_near)) ** 0.5)
+    highest = 0.0
+    for a, y, misfit in zip(shares, ratios, misfits, strict=True):
+        if misfit <= allowed:
+            total = np.cumsum(precision)
+            mean = np.maximum(np.cumsum(precision * y) / total, 0.0)  # over the lowest bins
+            error = np.sqrt(1 / total + mean**2 / near_count)  # of the given pairs, and of the near negatives
+            highest = max(highest, float(a + (mean + NORMAL_QUANTILE * error).min()))
+    return min(highest, 1.0)
 
 
-def _lowest_of_rising(y: np.ndarray, precision: np.ndarray) -> tuple[float, float, float]:
-    """Isotonic regression of y >= 0: its lowest value, the standard error of that, and the weighted misfit."""
+def _misfit_of_rising(y: np.ndarray, precision: np.ndarray) -> float:
+    """The weighted sum of squares of y - g for the best rising g >= 0, by isotonic regression."""
     blocks: list[list[float]] = []  # sum of weights, weighted sum, number of bins
     for value, weight in zip(y, precision, strict=True):
         blocks.append([weight, weight * value, 1])
@@ -91,7 +97,7 @@ def _lowest_of_rising(y: np.ndarray, precision: np.ndarray) -> tuple[float, floa
             last = blocks.pop()
             blocks[-1] = [a + b for a, b in zip(blocks[-1], last, strict=True)]
     levels = np.concatenate([np.full(int(count), max(total / weight, 0.0)) for weight, total, count in blocks])
-    return float(levels[0]), float(blocks[0][0] ** -0.5), float((precision * (y - levels) ** 2).sum())
+    return float((precision * (y - levels) ** 2).sum())
 
 
 def _weighted_quantiles(values: np.ndarray, weight: np.ndarray, quantiles: np.ndarray) -> np.ndarray:

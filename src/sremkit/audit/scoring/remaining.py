@@ -34,8 +34,8 @@ class Remaining:
         if self.can_tell:
             return f"of the {self.kept:,} kept pairs about {self.wrong:,.0f} are probably still wrong ({share})"
         return (
-            f"at least {self.low:,.0f} and at most {self.high:,.0f} of the {self.kept:,} kept pairs are probably still "
-            "wrong; these vectors cannot tell near mismatches from right pairs"
+            f"of the {self.kept:,} kept pairs about {self.wrong:,.0f} probably have another image's caption; with near "
+            f"mismatches it could be {self.low:,.0f} to {self.high:,.0f}, which cannot be told from these vectors"
         )
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sremkit.audit.audit import Audit, versions
+from sremkit.audit.audit import Audit, curve_points, join_notes, rate_facts, versions
+from sremkit.audit.filtered import filter_note, filtered_at
 from sremkit.audit.issues.find import ISSUES
 from sremkit.audit.report import write_report
 from sremkit.audit.result_table import (
@@ -50,7 +50,7 @@ OPEN_SHARDS = 4
 def merge(plan: ShardPlan, progress: Progress | None = None) -> dict[str, Any]:
     """Write `pairs.parquet` and `report.html`, and return the summary."""
     model = SampleModel.load(plan.model, plan.key)
-    rate = model.scorer.calibration.noise_rate
+    rate, near = model.scorer.calibration.noise_rate, model.scorer.calibration.near
     total, problems = Counter[str](), Counter[str]()
     groups = []
     for number, shard in enumerate(plan.shards):
@@ -65,6 +65,7 @@ def merge(plan: ShardPlan, progress: Progress | None = None) -> dict[str, Any]:
     cutoff = plan.cutoff.cutoff(lambda: _scores(plan)) if plan.cutoff.applies(rate) else -np.inf
     curve = None if rate is None else ThresholdCurve(_scores(plan))
     source = _source(plan)
+    before = filtered_at(Path(source["path"])) or filtered_at(plan.shards[0].path) or None
     missing = () if source["format"] == "embeddings" else ("pooled", "sentences")
     excerpt = Excerpt(total["rows"])
     flagged, expected = _write_merged(plan, groups, cutoff, curve, source, excerpt, progress)
@@ -74,8 +75,8 @@ def merge(plan: ShardPlan, progress: Progress | None = None) -> dict[str, Any]:
         "scored": total["scored"],
         "mismatches": flagged,
         "expected_precision": expected / flagged if rate is not None and flagged else None,
-        "noise_rate": None if rate is None else asdict(rate),
-        "note": model.scorer.calibration.note,
+        **rate_facts(rate, near, scored=total["scored"], flagged=flagged, expected_wrong=expected, before=before),
+        "note": join_notes(model.scorer.calibration.note, filter_note(before) if before else ""),
         "problems": dict(problems.most_common()),
         "duplicates": {"text": total["text"], "image": total["image"]},
         "candidates": model.scorer.candidates,
@@ -83,7 +84,7 @@ def merge(plan: ShardPlan, progress: Progress | None = None) -> dict[str, Any]:
         "seed": plan.settings.seed,
         "cutoff": plan.cutoff.as_dict(),
         "threshold": float(np.clip(cutoff, 0, 1)),
-        "curve": None if curve is None else curve.points(),
+        "curve": curve_points(curve, rate, near, scored=total["scored"]),
         "separation": model.scorer.calibration.separation,
         "issues": {name: total[f"issue/{name}"] for name in ISSUES},
         "sharded": {"shards": len(plan.shards), "train_pairs": model.sampled, "cutoff": float(np.clip(cutoff, 0, 1))},

@@ -1,0 +1,49 @@
+"""Near negatives are near, and never a pair that was given."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sremkit.audit.scoring.near_negatives import NEAR_KINDS, draw_near_negatives
+from sremkit.data.pairs import MISSING
+
+COUNT = 200
+
+
+def drawn(group_of_image: np.ndarray | None = None, group_of_text: np.ndarray | None = None):
+    """On a circle, image and text k lie at angle k."""
+    angle = np.linspace(0, 2 * np.pi, COUNT, endpoint=False)
+    circle = np.stack([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
+    alone = np.arange(COUNT)
+    groups = (alone if group is None else group for group in (group_of_image, group_of_text))
+    return draw_near_negatives(circle, circle, alone, *groups, seed=0)
+
+
+def distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.minimum(abs(a - b), COUNT - abs(a - b))
+
+
+def test_near_negatives_are_near_the_pair_they_are_made_of() -> None:
+    found = drawn()
+    by_text, by_image, absent = (found.kind == kind for kind in range(len(NEAR_KINDS)))
+    assert distance(found.text, found.source)[by_text].max() <= 5
+    assert distance(found.image, found.source)[by_image].max() <= 5
+    assert distance(found.image, found.source)[absent].mean() > 20
+    np.testing.assert_array_equal(found.image[by_text], found.source[by_text])
+    np.testing.assert_array_equal(found.text[by_image], found.source[by_image])
+
+
+def test_only_for_an_absent_partner_the_given_image_is_masked() -> None:
+    found = drawn()
+    absent = found.kind == NEAR_KINDS.index("partner absent")
+    np.testing.assert_array_equal(found.masked[absent], found.source[absent])
+    assert (found.masked[~absent] == MISSING).all()
+
+
+def test_no_negative_is_a_given_pair_nor_one_of_near_duplicates_or_equal_texts() -> None:
+    assert (drawn().image != drawn().text).all()
+    pairs_of_two = np.arange(COUNT) // 2
+    duplicates = drawn(group_of_image=pairs_of_two)
+    assert (duplicates.image // 2 != duplicates.text // 2).all()
+    equal = drawn(group_of_text=pairs_of_two)
+    assert (equal.image // 2 != equal.text // 2).all()
