@@ -24,7 +24,7 @@ from sremkit.audit.scoring.cross_fit import CrossFitScorer
 from sremkit.audit.scoring.types import PairVectors, ScoringSettings
 from sremkit.bench.grid import write_csv
 from sremkit.bench.tables import aligned
-from sremkit.features.workers import usable_cores
+from sremkit.data.worker_processes import usable_cores
 
 IMAGE_DIM, TEXT_DIM, LATENT = 1280, 384, 64  # widths of the default encoders
 
@@ -41,8 +41,8 @@ def generated(pairs: int, *, rate: float = 0.2, seed: int = 0) -> PairVectors:
     image_of_text = np.arange(pairs)
     moved = rng.permutation(pairs)[: round(rate * pairs)]
     image_of_text[moved] = np.roll(image_of_text[moved], 1)
-    tensors = (torch.from_numpy(array) for array in (*views, image_of_text))
-    return PairVectors(*tensors, readable=np.ones(pairs, dtype=bool))
+    images, texts, numbers = (torch.from_numpy(array) for array in (*views, image_of_text))
+    return PairVectors(images, texts, numbers, np.ones(pairs, dtype=bool))
 
 
 def _spin() -> None:

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -439,15 +439,15 @@ def run_faults(args: argparse.Namespace) -> int:
     everything = [work for work in works() if work.name.startswith(args.command)]
     train = works()[-1]
     faults: dict[str, list[Callable[[], Figures]]] = {
-        "kill": [*(lambda work=work: kill_at_random(work, args.kills) for work in everything),
+        "kill": [*(partial(kill_at_random, work, args.kills) for work in everything),
                  ],
         "two": [lambda: kill_two_processes(train, args.kills)],
-        "full": [lambda work=work: fill_disk(work, free) for work in everything],
-        "limited": [lambda work=work: limit_file_size(work, sizes) for work in everything],
-        "read-only": [lambda work=work: make_read_only(work) for work in everything],
-        "vanishing": [lambda work=work: remove_output(work, 5) for work in everything],
-        "second": [lambda work=work: start_second(work) for work in everything],
-        "descriptors": [lambda work=work: limit_descriptors(work) for work in everything],
+        "full": [partial(fill_disk, work, free) for work in everything],
+        "limited": [partial(limit_file_size, work, sizes) for work in everything],
+        "read-only": [partial(make_read_only, work) for work in everything],
+        "vanishing": [partial(remove_output, work, 5) for work in everything],
+        "second": [partial(start_second, work) for work in everything],
+        "descriptors": [partial(limit_descriptors, work) for work in everything],
         "ray": [lambda: kill_ray_workers(args.kills), lose_ray_node],
     }  # fmt: skip
     found = 0

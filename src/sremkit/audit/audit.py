@@ -545,7 +545,7 @@ def rate_facts(
     noise_rate       pairs that look like an image with another image's caption: estimate, low, high
     near_mismatches  the interval with near mismatches included, and whether these vectors can tell
     rate_counts      what the rate counts, and the interval with near mismatches, in words
-    left             how many of the kept pairs are probably still wrong
+    remaining        how many of the kept pairs are probably still wrong
     filtered_before  the facts of an earlier audit by which these pairs were filtered
     """
     if near is not None and before is not None:
@@ -554,7 +554,7 @@ def rate_facts(
         "noise_rate": None if rate is None else asdict(rate),
         "near_mismatches": None if near is None else asdict(near),
         "rate_counts": None if near is None else f"{RATE_COUNTS}; {near.sentence()}",
-        "left": None,
+        "remaining": None,
         "filtered_before": before,
     }
     if rate is not None:
@@ -566,7 +566,7 @@ def rate_facts(
             expected_wrong=expected_wrong,
             share_before=share_left_before(before),
         )
-        facts["left"] = {**asdict(left), "sentence": left.sentence()}
+        facts["remaining"] = {**asdict(left), "sentence": left.sentence()}
     return facts
 
 

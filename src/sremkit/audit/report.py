@@ -126,7 +126,9 @@ class Thumbnails:
 def _numbers(summary: Mapping[str, Any], score: np.ndarray, flagged: np.ndarray) -> dict[str, Any]:
     """The counts at the top of the page: those of the summary, else counted from the table."""
     rate = {key: _fraction(value) for key, value in _mapping(summary.get("noise_rate")).items()}
-    remaining = {key: _fraction(value) for key, value in _mapping(summary.get("remaining")).items()}
+    remaining = _mapping(summary.get("remaining"))
+    kept = _count(remaining.get("kept"), 0)
+    of_kept = {key: _fraction((_number(remaining.get(key)) or 0.0) / kept) for key in ("wrong", "low", "high") if kept}
     scored = _count(summary.get("scored"), int(np.isfinite(score).sum()))
     num_flagged = _count(summary.get("mismatches"), int(flagged.sum()))
     precision, estimate = _number(summary.get("expected_precision")), rate.get("estimate")
@@ -136,9 +138,11 @@ def _numbers(summary: Mapping[str, Any], score: np.ndarray, flagged: np.ndarray)
         "scored": scored,
         "flagged": num_flagged,
         "missed": missed,  # mismatches that are not flagged, as the noise rate and the expected precision say
-        "remaining": remaining.get("estimate"),  # fraction of mismatches among the pairs that are kept
-        "remaining_low": remaining.get("low"),
-        "remaining_high": remaining.get("high"),
+        "remaining": of_kept.get("wrong"),  # fraction of mismatches among the pairs that are kept
+        "remaining_low": of_kept.get("low"),
+        "remaining_high": of_kept.get("high"),
+        "remaining_sentence": remaining.get("sentence"),
+        "rate_counts": summary.get("rate_counts"),  # what the rate counts, in words
         "rank_only": summary.get("noise_rate", rate) is None,  # the scores are ranks, not probabilities
         "rate": rate.get("estimate"),
         "low": rate.get("low"),

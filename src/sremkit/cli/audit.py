@@ -279,8 +279,8 @@ def print_summary(console: Console, summary: dict[str, Any], out: Path, *, was_c
     )
     for line in training_lines(summary):
         console.print(line)
-    if summary.get("left") is not None:
-        console.print(summary["left"]["sentence"])
+    if summary.get("remaining") is not None:
+        console.print(summary["remaining"]["sentence"])
     for reason, count in summary["problems"].items():
         console.print(f"{count:,} could not be scored: {reason}")
     console.print(

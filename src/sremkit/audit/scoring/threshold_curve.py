@@ -12,6 +12,7 @@ the memory of the bins.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,7 @@ class ThresholdCurve:
         recall = self._wrong[bins] / max(self._wrong[-1], 1e-12)
         return np.where(known, precision, np.nan), np.where(known, np.minimum(recall, 1.0), np.nan)
 
-    def points(self) -> dict[str, list[float]]:
+    def points(self) -> dict[str, list[Any]]:
         """The curve at thresholds from 0 to 1, for JSON; None where nothing is flagged."""
         threshold = np.linspace(0, 1, NUM_POINTS)
         precision, recall = self.at(threshold)
