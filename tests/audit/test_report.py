@@ -334,7 +334,7 @@ def test_flagged_pairs_are_compared_with_the_estimate_and_what_is_left_is_stated
     # Of 300 flagged 270 should be wrong, and 400 in all: 130 are not flagged.
     assert "about 270 should be wrong; then about 130 mismatches are not flagged" in page.text
     assert "wrong among the kept pairs" not in page.text
-    summary["remaining"] = {"estimate": 0.123, "low": 0.1, "high": 0.2}
+    summary["remaining"] = {"kept": 700, "wrong": 86.1, "low": 70.0, "high": 140.0}
     text = make(tmp_path / "b", columns(8), summary).text.replace("\xa0", " ")
     assert "for the 700 kept pairs: 12.3 % are still wrong (95 % interval: 10.0 % to 20.0 %)" in text
     assert "wrong among the kept pairs" in text
