@@ -55,6 +55,13 @@ def test_the_total_matches_the_oracle() -> None:
     assert made.total().item() == pytest.approx(expected, rel=1e-10)
 
 
+def test_noisy_pairs_may_be_left_out_at_first() -> None:
+    made, later = stage(noisy_after=1), stage(noisy_after=0)
+    assert made.total().item() < later.total().item()
+    made.method.num_splits = 2
+    assert made.method.loss(lambda _: made.trained, made.batch, warmup=False).parts["prototype"] > 0
+
+
 def swap_memories(made: Stage) -> None:
     made.method.memories.reverse()
 

@@ -48,6 +48,9 @@ class IN2R(CoTeaching):
     """IN2R: two networks; noisy pairs learn prototypes from the neighbours of their image and of their text.
 
     Args:
+        margin_shape: without effect; margins are not softened.
+        margin_base: likewise.
+        noisy_after: epochs after the warm-up in which noisy pairs are not used; published: none.
         temperature: divides the similarity in the warm-up.
         vector_margin: of the hinges within a modality, in units of the cosine.
         vector_temperature: divides cosines, in the warm-up and in the loss of the prototypes.
@@ -127,7 +130,8 @@ class IN2R(CoTeaching):
                 )
             total = total + hinges.masked_fill(~split.clean, 0.0).sum()
             clean.append(split.clean)
-            noisy_total = noisy_total + self._prototype_losses(k, vectors, ~split.clean)
+            if self.num_splits > self.noisy_after:
+                noisy_total = noisy_total + self._prototype_losses(k, vectors, ~split.clean)
             confident = split.clean & (split.probability > self.threshold[1 - k])
             self.memories[k].add(*(own.detach()[confident] for own in vectors))
         if warmup:
