@@ -13,13 +13,12 @@ from layouts import write_image, write_shard
 from sremkit.audit.embed import (
     MeanOfRegions,
     check_features,
-    compact,
     fingerprint_pairs,
     fingerprint_rows,
-    image_state,
 )
 from sremkit.audit.inputs import open_source, rows_of_pairs
 from sremkit.data.features import ArrayFeatures
+from sremkit.data.images import image_state, only_used_images
 from sremkit.data.pairs import FeatureRows, Skipped
 
 pytest.importorskip("pyarrow")
@@ -35,8 +34,8 @@ def test_the_mean_of_regions_leaves_padding_out() -> None:
     assert MeanOfRegions(padded).rows(np.array([0, 1])).values[:, 0].tolist() == [2.0, 5.0]
 
 
-def test_compact_pairs_have_no_unused_images() -> None:
-    chosen = compact(make_pairs(), np.array([2, 0]))
+def test_selected_pairs_have_no_unused_images() -> None:
+    chosen = only_used_images(make_pairs(), np.array([2, 0]))
     assert list(chosen.pair_ids) == ["r", "p"]
     assert list(chosen.image_ids) == ["y"]
     assert chosen.image_of_text.tolist() == [0, 0]
@@ -75,7 +74,7 @@ def test_images_in_one_archive_differ_by_their_place(tmp_path: Path) -> None:
     shard = write_shard(tmp_path / "0.tar", {"a": "one", "b": "two"})
     images = open_source(shard).pairs.images
     assert image_state(images, 0) != image_state(images, 1)
-    chosen = compact(open_source(shard).pairs, np.array([1]))
+    chosen = only_used_images(open_source(shard).pairs, np.array([1]))
     assert image_state(chosen.images, 0) == image_state(images, 1)
 
 
