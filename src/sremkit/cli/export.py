@@ -62,6 +62,7 @@ def run(args: argparse.Namespace) -> None:
     if counts.left is not None and args.select == "keep":
         print(counts.left.sentence())
     if counts.left_out:
-        print(f"{counts.left_out:,} were left out: they have no id, or a name that leads out of its folder")
+        lacking = "they lack an id, or an image and a score where the format needs them"
+        print(f"{counts.left_out:,} were left out: {lacking}, or have a name that leads out of its folder")
     if args.select == "keep" and (args.format or ENDINGS.get(args.out.suffix.lower(), "keep-list")) == "keep-list":
         print(f"train on them:  srem train RECIPE --keep {args.out}")
