@@ -41,8 +41,8 @@ def generated(pairs: int, *, rate: float = 0.2, seed: int = 0) -> PairVectors:
     image_of_text = np.arange(pairs)
     moved = rng.permutation(pairs)[: round(rate * pairs)]
     image_of_text[moved] = np.roll(image_of_text[moved], 1)
-    tensors = (torch.from_numpy(array) for array in (*views, image_of_text))
-    return PairVectors(*tensors, readable=np.ones(pairs, dtype=bool))
+    images, texts, given = (torch.from_numpy(array) for array in (*views, image_of_text))
+    return PairVectors(images, texts, given, np.ones(pairs, dtype=bool))
 
 
 def _spin() -> None:

@@ -97,8 +97,8 @@ class AuditModel:
             )
         steps = None if self.progress is None else lambda done, total: self._report(done, total)
         dual_encoders = train_dual_encoders(self.vectors, train, self.settings, seed=self.settings.seed, on_step=steps)
-        pairs = torch.from_numpy(train)
-        texts, image_of_pair = self.vectors.texts[pairs], self.vectors.image_of_text[pairs]
+        rows = torch.from_numpy(train)
+        texts, image_of_pair = self.vectors.texts[rows], self.vectors.image_of_text[rows]
         clean_prob = torch.stack([scorer.clean_prob for scorer in dual_encoders]).mean(dim=0)
         self.scorers = [fit_ridge_cca(self.vectors.images, texts, image_of_pair, clean_prob), *dual_encoders]
         encoded = [(s.encode_images(self.vectors.images), s.encode_texts(self.vectors.texts)) for s in self.scorers]

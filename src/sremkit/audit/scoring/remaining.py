@@ -7,6 +7,7 @@ mismatches allow, and a precision that is PRECISION_ERROR lower than expected.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +88,12 @@ def remaining(
 
 
 def remaining_curve(
-    rate: NoiseRate, near: NearMismatches | None, flagged: list[int], precision: list[float | None], *, total: int
+    rate: NoiseRate,
+    near: NearMismatches | None,
+    flagged: Sequence[float],
+    precision: Sequence[float | None],
+    *,
+    total: int,
 ) -> dict[str, Any]:
     """The share of wrong pairs among those kept, over the threshold, for JSON."""
     flags = np.array(flagged, dtype=np.float64)
