@@ -60,8 +60,8 @@ def estimate_remaining(
     estimate = np.clip(rate.estimate * total - expected_wrong, 0, kept)
     low = np.minimum(np.clip(rate.low * total - flagged, 0, kept), estimate)
     highest = max(rate.high, rate.high if near is None else near.high)
-    surely_wrong = np.maximum(expected_wrong - PRECISION_ERROR * flagged, 0)
-    return estimate, low, np.clip(highest * total - surely_wrong, estimate, kept)
+    lowest_wrong = np.maximum(expected_wrong - PRECISION_ERROR * flagged, 0)
+    return estimate, low, np.clip(highest * total - lowest_wrong, estimate, kept)
 
 
 def remaining(
