@@ -1,4 +1,4 @@
-"""How long the scoring of an audit takes on a quiet machine, and beside a process that keeps a core busy.
+"""How long the scoring of an audit takes on a quiet machine, and next to a process that keeps a core busy.
 
     python -m benchmarks.audit_busy --pairs 6000 30000 --out results/audit-busy.csv
 
@@ -24,7 +24,7 @@ from sremkit.audit.scoring.cross_fit import CrossFitScorer
 from sremkit.audit.scoring.types import PairVectors, ScoringSettings
 from sremkit.bench.grid import write_csv
 from sremkit.bench.tables import aligned
-from sremkit.data.worker_processes import usable_cores
+from sremkit.features.workers import usable_cores
 
 IMAGE_DIM, TEXT_DIM, LATENT = 1280, 384, 64  # widths of the default encoders
 
@@ -41,8 +41,8 @@ def generated(pairs: int, *, rate: float = 0.2, seed: int = 0) -> PairVectors:
     image_of_text = np.arange(pairs)
     moved = rng.permutation(pairs)[: round(rate * pairs)]
     image_of_text[moved] = np.roll(image_of_text[moved], 1)
-    images, texts, numbers = (torch.from_numpy(array) for array in (*views, image_of_text))
-    return PairVectors(images, texts, numbers, np.ones(pairs, dtype=bool))
+    images, texts, given = (torch.from_numpy(array) for array in (*views, image_of_text))
+    return PairVectors(images, texts, given, np.ones(pairs, dtype=bool))
 
 
 def _spin() -> None:
@@ -86,7 +86,7 @@ def measure(pairs: int, *, busy_processes: int, workers: int) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = make_parser("audit_busy", __doc__)
     parser.add_argument("--pairs", type=int, nargs="*", default=[6000, 30000], help="sizes")
-    parser.add_argument("--busy", type=int, default=1, help="busy processes beside the audit")
+    parser.add_argument("--busy", type=int, default=1, help="busy processes next to the audit")
     parser.add_argument("--workers", type=int, default=usable_cores(), help="processes of the audit")
     parser.add_argument("--out", type=Path, help="CSV to write")
     options = parser.parse_args(arguments)
@@ -98,8 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 write_csv(rows, options.out)
     names = list(rows[0])
     print(aligned([names, *([str(row[name]) for name in names] for row in rows)]))
-    for alone, beside in zip(rows[::2], rows[1::2], strict=True):
-        print(f"{alone['pairs']:,} pairs: {beside['seconds'] / alone['seconds']:.2f} times as long beside other work")
+    for alone, shared in zip(rows[::2], rows[1::2], strict=True):
+        print(f"{alone['pairs']:,} pairs: {shared['seconds'] / alone['seconds']:.2f} times as long next to other work")
 
 
 if __name__ == "__main__":

@@ -172,8 +172,8 @@ def make_collection(
         vectors = pairs.text_features.rows(donors).values.astype(np.float32)
         texts = [pairs.texts[row] for row in donors]
     images = pairs.image_features.rows(chosen_images).values.astype(np.float32)
-    image_emb, text_emb, numbers = (torch.from_numpy(array) for array in (images, vectors, given))
-    collection = PairVectors(image_emb, text_emb, numbers, np.ones(len(rows), dtype=bool))
+    image_emb, text_emb, image_of_text = (torch.from_numpy(array) for array in (images, vectors, given))
+    collection = PairVectors(image_emb, text_emb, image_of_text, np.ones(len(rows), dtype=bool))
     return NoisyCollection(collection, texts, is_noisy, number[pairs.image_of_text[donors]])
 
 

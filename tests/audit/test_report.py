@@ -215,7 +215,7 @@ def test_pairs_flagged_by_rank_are_described_as_lowest_scores(tmp_path: Path) ->
 def test_when_everything_is_fine_the_page_says_so(tmp_path: Path) -> None:
     rate = {"estimate": 0.002, "low": -0.001, "high": 0.011}
     page = make(tmp_path, columns(50, is_mismatch=[False] * 50), {"noise_rate": rate, "note": ""})
-    assert page.all("h1") == ["No mismatch among 50 scored pairs"]
+    assert page.all("h1") == ["No pair is flagged among 50 scored pairs"]
     assert page.all("p", "callout") == []
     assert "Most certain mismatches" not in page.all("h2")
     assert "left:0.00%" in page.html  # the interval's bar begins at nothing, not before it

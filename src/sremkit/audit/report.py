@@ -151,6 +151,8 @@ def _numbers(summary: Mapping[str, Any], score: np.ndarray, flagged: np.ndarray)
         "candidates": _number(summary.get("candidates")),
         "threshold": _fraction(summary.get("threshold")),
         "note": clean(summary.get("note") or "")[:LONG_CAPTION],
+        "counts": clean(summary.get("rate_counts") or "")[:LONG_CAPTION],
+        "left": clean(_mapping(summary.get("left")).get("sentence") or "")[:LONG_CAPTION],
     }
 
 

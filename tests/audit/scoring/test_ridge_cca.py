@@ -88,6 +88,5 @@ def test_in_a_basis_of_few_images_the_solution_is_the_same() -> None:
     torch.testing.assert_close(in_basis, direct, rtol=1e-4, atol=1e-5)  # float32
 
 
-def test_the_signed_root_keeps_signs_and_has_unit_length() -> None:
-    rooted = signed_root(torch.tensor([[4.0, -9.0, 0.0]]))
-    torch.testing.assert_close(rooted, torch.tensor([[2.0, -3.0, 0.0]]) / 13**0.5)
+def test_the_signed_root_keeps_signs() -> None:
+    assert signed_root(torch.tensor([[4.0, -9.0, 0.0]])).tolist() == [[2.0, -3.0, 0.0]]

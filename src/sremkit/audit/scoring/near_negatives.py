@@ -58,8 +58,8 @@ def draw_near_negatives(
     of_text = _one_of_the_nearest(texts, source, rng)
     of_image = _one_of_the_nearest(images, own, rng)
     at_random = image_of_text[rng.permutation(len(texts))[: len(source)]]
-    none = np.full(len(source), MISSING)
-    made = [(own, of_text, none), (of_image, source, none), (at_random, source, own)]
+    unmasked = np.full(len(source), MISSING)
+    made = [(own, of_text, unmasked), (of_image, source, unmasked), (at_random, source, own)]
     given = _codes(group_of_image[image_of_text], group_of_text, group_of_text)
     parts = []
     for kind, (image, text, masked) in enumerate(made):

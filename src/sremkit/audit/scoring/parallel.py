@@ -1,6 +1,6 @@
 """Independent parts of one computation in forked worker processes of one thread each.
 
-Short steps with several threads each are slow beside other work: all threads wait for the one that has lost its core.
+Short steps with several threads each are slow next to other work: all threads wait for the one that has lost its core.
 Processes of one thread wait for nothing, and give the same numbers whether there are several of them or one.
 """
 

@@ -7,6 +7,7 @@ mismatches allow, and a precision that is PRECISION_ERROR lower than expected.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,8 +60,8 @@ def estimate_remaining(
     estimate = np.clip(rate.estimate * total - expected_wrong, 0, kept)
     low = np.minimum(np.clip(rate.low * total - flagged, 0, kept), estimate)
     highest = max(rate.high, rate.high if near is None else near.high)
-    least_wrong = np.maximum(expected_wrong - PRECISION_ERROR * flagged, 0)
-    return estimate, low, np.clip(highest * total - least_wrong, estimate, kept)
+    lowest_wrong = np.maximum(expected_wrong - PRECISION_ERROR * flagged, 0)
+    return estimate, low, np.clip(highest * total - lowest_wrong, estimate, kept)
 
 
 def remaining(
@@ -87,7 +88,12 @@ def remaining(
 
 
 def remaining_curve(
-    rate: NoiseRate, near: NearMismatches | None, flagged: list[int], precision: list[float | None], *, total: int
+    rate: NoiseRate,
+    near: NearMismatches | None,
+    flagged: Sequence[float],
+    precision: Sequence[float | None],
+    *,
+    total: int,
 ) -> dict[str, Any]:
     """The share of wrong pairs among those kept, over the threshold, for JSON."""
     flags = np.array(flagged, dtype=np.float64)

@@ -45,8 +45,8 @@ class RootCCA(RidgeCCA):
 
 
 def signed_root(vectors: Tensor) -> Tensor:
-    """The root of each entry with its sign, at unit length: pooled activations are skewed, few large ones dominate."""
-    return l2_normalize(vectors.sign() * vectors.abs().sqrt())
+    """The root of each entry with its sign: pooled activations are skewed, and few large ones would dominate."""
+    return vectors.sign() * vectors.abs().sqrt()
 
 
 def fit_root_cca(images: Tensor, texts: Tensor, image_of_text: Tensor, clean_prob: Tensor) -> RootCCA:
