@@ -170,7 +170,7 @@ def test_a_setting_of_the_recipe_is_taken_back_by_an_assignment_without_a_value(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_features_and_audit_take_a_fine_tuned_run_as_encoder(tmp_path: Path, kind: str) -> None:
+def test_features_take_a_fine_tuned_run_as_encoder(tmp_path: Path, kind: str) -> None:
     settings = clip_settings(tmp_path, kind)
     run, features = tmp_path / "run", tmp_path / "features"
     assert command("train", "clip-finetune-infonce", "-o", run, settings=settings) == 0
@@ -178,6 +178,17 @@ def test_features_and_audit_take_a_fine_tuned_run_as_encoder(tmp_path: Path, kin
     assert main(["features", pairs, "-o", str(features), "--encoder", str(run), "--workers", "0"]) == 0
     assert np.load(features / "pooled.npy").shape == (24, 6 if kind == "clip" else 8)
     assert kind in json.dumps(read_manifest(features))
+
+
+def test_an_audit_with_a_run_as_encoder_needs_no_training_for_few_pairs(tmp_path: Path, monkeypatch) -> None:
+    assert command("train", "clip-finetune-infonce", "-o", tmp_path / "run", settings=clip_settings(tmp_path)) == 0
+    monkeypatch.setattr("sremkit.audit.scoring.fold_model.train_dual_encoder", None)  # cannot be called
+    pairs, out = str(write_pairs(tmp_path / "more", 120)), tmp_path / "audit"
+    assert main(["audit", pairs, "--encoder", str(tmp_path / "run"), "-o", str(out), "--workers", "0"]) == 0
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["scored"] == 120
+    assert summary["encoder"] == str(tmp_path / "run" / "pretrained")
+    assert main(["score", str(out), pairs, "-o", str(tmp_path / "scores.csv"), "--workers", "0"]) == 0
 
 
 def test_unreadable_images_are_warned_of_once_each_split(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from sremkit.audit.inputs import Source
 from sremkit.audit.issues.find import find_issues
 from sremkit.audit.result_table import build_table, read_summary
 from sremkit.audit.scoring.cross_fit import Progress
+from sremkit.audit.scoring.ridge_cca import RidgeCCA
 from sremkit.audit.sharded.sample import SampleModel
 from sremkit.errors import DataError, UserError
 from sremkit.training.checkpoint import is_valid, read_facts
@@ -75,9 +76,11 @@ def _check_encoders(before: dict[str, Any], now: dict[str, str]) -> None:
 
 def _check_widths(model: SampleModel, pairs: Any) -> None:
     cca = model.scorer.models[0].scorers[0]
+    if not isinstance(cca, RidgeCCA):  # zero-shot similarity alone: both are encoded by one model
+        return
     for kind, mean, features in (
-        ("image", cca.image_mean, pairs.image_features),  # type: ignore[attr-defined]
-        ("text", cca.text_mean, pairs.text_features),  # type: ignore[attr-defined]
+        ("image", cca.image_mean, pairs.image_features),
+        ("text", cca.text_mean, pairs.text_features),
     ):
         if len(mean) != features.dim:
             raise UserError(
