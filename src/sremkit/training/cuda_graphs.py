@@ -39,7 +39,7 @@ def uses_cuda_graphs(
     settings: TrainingSettings, matcher: Matcher, method: Method, process: tuple[int, int], device: torch.device
 ) -> bool:
     """Whether steps are replayed as CUDA graphs; an error where the results would not be the same."""
-    if not settings.cuda_graphs:
+    if settings.cuda_graphs is not True:
         return False
     if device.type != "cuda":
         raise UserError(
@@ -72,7 +72,7 @@ def _require_kernels(settings: TrainingSettings, matcher: Matcher) -> None:
             f"training.cuda_graphs needs the kernels for {matcher.name}, and {why}; change that, or leave "
             "training.cuda_graphs out"
         )
-    if settings.compile and not parts_around_kernels(matcher):
+    if settings.compile is True and not parts_around_kernels(matcher):
         raise UserError(
             f"{matcher.name} has nothing around its kernels to compile, and compiled as a whole it cannot be captured; "
             "leave training.compile out, or training.cuda_graphs"

@@ -38,7 +38,7 @@ class OptimizerStep:
     """Forward pass, loss, backward pass, gradient clipping and update, without synchronisation of the device.
 
     Args:
-        settings: without "auto" (`training/execution.py`).
+        settings: as resolved by `training/execution.py`; "auto" is float32 and eager here.
         world: number of processes that share a batch.
     """
 
@@ -60,7 +60,7 @@ class OptimizerStep:
             lr=settings.learning_rate,
             weight_decay=settings.weight_decay,
             fused=True,
-            capturable=bool(settings.cuda_graphs),
+            capturable=settings.cuda_graphs is True,
         )
 
     def __call__(self, batch: Batch, *, warmup: bool, precision: Precision | None = None) -> StepResult:
@@ -104,7 +104,7 @@ def build_forward(matcher: Matcher, settings: TrainingSettings, *, world: int) -
     """The forward pass for these settings and this number of processes."""
     if world > 1 and len(matcher.networks()) > 1:
         raise UserError("a method that trains two networks works in one process; start it without torchrun")
-    if settings.compile and (world > 1 or settings.grad_cache_chunk_size is not None):
+    if settings.compile is True and (world > 1 or settings.grad_cache_chunk_size is not None):
         raise UserError("training.compile works in one process, without training.grad_cache_chunk_size; leave it out")
     if settings.grad_cache_chunk_size is not None:
         if world > 1 or len(matcher.networks()) > 1:
@@ -114,7 +114,7 @@ def build_forward(matcher: Matcher, settings: TrainingSettings, *, world: int) -
         return TrackedForward(GradCacheForward(matcher, settings.grad_cache_chunk_size))
     if world > 1:
         return TrackedForward(JointForward(matcher))
-    if settings.compile and not compile_around_kernels(matcher):
+    if settings.compile is True and not compile_around_kernels(matcher):
         return TrackedForward(torch.compile(matcher.logits_and_losses))
     return TrackedForward(matcher.logits_and_losses)
 
