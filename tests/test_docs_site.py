@@ -118,6 +118,14 @@ def test_every_command_setting_method_backbone_and_recipe_has_its_place(site: di
     assert all(f'id="sremkit.objectives.{name}"' in objectives for name in OBJECTIVES)
 
 
+def test_the_navigation_names_every_page() -> None:
+    named = (REPOSITORY / "docs" / "site" / "nav.yml").read_text(encoding="utf-8")
+    written = {file.relative_to(REPOSITORY) for file in (REPOSITORY / "docs").rglob("*.md")}
+    pages = [path for path in written if path.parent != Path("docs/methods")]  # those are added by name
+    notebooks = [path.with_suffix(".md") for path in Path("docs/notebooks").glob("*.ipynb")]
+    assert [page.as_posix() for page in [*pages, *notebooks] if f" {page.as_posix()}\n" not in named] == []
+
+
 def test_every_method_has_a_written_page() -> None:
     assert [name for name in PACKAGED_METHODS if not (REPOSITORY / "docs" / "methods" / f"{name}.md").exists()] == []
 
