@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+import sremkit
 from sremkit.cli.main import build_parser
 from sremkit.cli.parser import all_parsers
 from sremkit.config.options import options_of
@@ -116,6 +117,9 @@ def test_every_command_setting_method_backbone_and_recipe_has_its_place(site: di
     assert all(f"<code>{name}</code>" in text_of(site, "reference/recipes.html") for name in recipe_files())
     objectives = text_of(site, "reference/api/objectives.html")
     assert all(f'id="sremkit.objectives.{name}"' in objectives for name in OBJECTIVES)
+    python = "".join(page.text for file, page in site.items() if file.parent.name == "api")
+    public = [name for name in sremkit.__all__ if name != "__version__"]
+    assert [name for name in public if not re.search(rf'id="sremkit\.[\w.]+\.{name}"', python)] == []
 
 
 def test_the_navigation_names_every_page() -> None:
