@@ -28,6 +28,7 @@ FILES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "LICENSE
          "benchmarks/README.md")  # fmt: skip
 FENCE_ATTRIBUTES = re.compile(r"^```(\w+) skip=.*$", re.M)  # for the tests of the code blocks
 SETUP = re.compile(r"<!-- (setup\n|continues ).*?-->\n*", re.S)
+WIDE = ("docs/equations.md", "results/")  # tables of many columns, shown in place of the list of contents
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)\s#]+)(#[^)\s]*)?\)")
 
 
@@ -79,7 +80,8 @@ def page_text(source: Path) -> str:
             return f"]({match[1].rstrip('/')}/README.md{match[2] or ''})"
         return f"]({match[1].removesuffix('.ipynb')}.md)" if match[1].endswith(".ipynb") else match[0]
 
-    return LINK.sub(to_page, text)
+    wide = source.relative_to(REPOSITORY).as_posix().startswith(WIDE)
+    return ("---\nhide: [toc]\n---\n\n" if wide else "") + LINK.sub(to_page, text)
 
 
 def nav() -> list[Any]:
