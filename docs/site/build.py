@@ -23,7 +23,8 @@ sys.path[:0] = [str(SITE), str(REPOSITORY / "src")]
 import generate  # noqa: E402
 from notebook_pages import notebook_page  # noqa: E402
 
-FILES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "LICENSE", "docs/**/*.md", "docs/images/*", "docs/**/*.ipynb",
+FILES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "LICENSE",
+         "docs/**/*.md", "docs/images/*", "docs/**/*.ipynb",
          "docs/site/extra.css", "results/*.md", "results/*.csv", "results/*.tex", "examples/*",
          "benchmarks/README.md")  # fmt: skip
 FENCE_ATTRIBUTES = re.compile(r"^```(\w+) skip=.*$", re.M)  # for the tests of the code blocks
