@@ -38,7 +38,14 @@ def test_new_pairs_are_scored_without_training(tmp_path: Path, vectors, monkeypa
     old, new = slice(0, 450), slice(450, None)
     audit = Audit.from_embeddings(images[old], texts[old]).find(tmp_path / "audit")
     monkeypatch.setattr(cross_fit, "train_scorers", None)  # a call would fail
-    table = score_new_pairs(tmp_path / "audit", source_of_embeddings(images[new], texts[new]))
+    first: dict[str, int] = {}  # report of each stage
+    table = score_new_pairs(
+        tmp_path / "audit",
+        source_of_embeddings(images[new], texts[new]),
+        progress=lambda stage, done, total: first.setdefault(stage, done),
+    )
+    assert first
+    assert set(first.values()) == {0}
     score = table["match_probability"].to_numpy()
     assert detection_metrics(is_wrong[new], score)["auroc"] > 0.9
     assert table["is_mismatch"].to_pylist() == (score < audit.summary["threshold"]).tolist()
