@@ -82,7 +82,8 @@ def page_text(source: Path) -> str:
         return f"]({match[1].removesuffix('.ipynb')}.md)" if match[1].endswith(".ipynb") else match[0]
 
     wide = source.relative_to(REPOSITORY).as_posix().startswith(WIDE)
-    return ("---\nhide: [toc]\n---\n\n" if wide else "") + LINK.sub(to_page, text)
+    hidden = "[toc]" if source.parent.name == "docs" or source.name == "README.md" else "[toc, navigation]"
+    return (f"---\nhide: {hidden}\n---\n\n" if wide else "") + LINK.sub(to_page, text)
 
 
 def nav() -> list[Any]:
