@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import sremkit
+from reviewed_audits import browser
 from sremkit.cli.main import build_parser
 from sremkit.cli.parser import all_parsers
 from sremkit.config.options import options_of
@@ -132,6 +133,24 @@ def test_the_navigation_names_every_page() -> None:
 
 def test_every_method_has_a_written_page() -> None:
     assert [name for name in PACKAGED_METHODS if not (REPOSITORY / "docs" / "methods" / f"{name}.md").exists()] == []
+
+
+#: What is wrong with how a page is shown: too wide for the window, images that are missing, formulas that are cut.
+FAULTS = """() => [
+  ...(document.documentElement.scrollWidth > innerWidth ? ["wider than the window"] : []),
+  ...[...document.images].filter(i => i.complete && !i.naturalWidth).map(i => "no image " + i.src),
+  ...[...document.querySelectorAll(".math")].filter(m => m.scrollHeight > m.clientHeight + 1).map(m => m.textContent),
+]"""
+
+
+def test_pages_fit_a_phone_and_show_their_images_and_formulas(site: dict[Path, Page]) -> None:
+    found = {}
+    with browser() as opened, opened.new_page(viewport={"width": 390, "height": 844}) as window:
+        for file in site:
+            window.goto(file.as_uri())
+            if faults := window.evaluate(FAULTS):
+                found[file.relative_to(root(site)).as_posix()] = faults
+    assert found == {}
 
 
 def test_comments_for_the_tests_are_not_published(site: dict[Path, Page]) -> None:
