@@ -31,12 +31,6 @@ FENCE_ATTRIBUTES = re.compile(r"^```(\w+) skip=.*$", re.M)  # for the tests of t
 SETUP = re.compile(r"<!-- (setup\n|continues ).*?-->\n*", re.S)
 WIDE = ("docs/equations.md", "results/")  # tables of many columns, shown in place of the list of contents
 HISTORY = ("docs/lab.md", "docs/decisions.md", "docs/deviations.md", "CHANGELOG.md", "results/")  # last in searches
-    "docs/lab.md",
-    "docs/decisions.md",
-    "docs/deviations.md",
-    "CHANGELOG.md",
-    "results/",
-)  # found last in searches
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)\s#]+)(#[^)\s]*)?\)")
 
 
