@@ -14,12 +14,14 @@ import argparse
 import csv
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.commands import make_parser
 from sremkit.config.recipes import Recipe, recipe_from_table, recipe_to_toml
 from sremkit.data.decoder import Decoder
 from sremkit.data.formats import read_pairs
@@ -148,8 +150,8 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = make_parser("pixels", __doc__)
     parser.add_argument("what", choices=["decode", "step", "recall"])
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--images", type=int, default=2000)
@@ -167,7 +169,7 @@ def main() -> None:
     parser.add_argument("--worker-counts", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--methods", nargs="+", default=list(METHOD_OPTIONS))
     parser.add_argument("--rates", type=float, nargs="+", default=[0.0, 0.4])
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     measure = {"decode": measure_decoding, "step": measure_steps, "recall": measure_recall}[args.what]
     rows = measure(args)
     with args.out.open("w", newline="") as file:

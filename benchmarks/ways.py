@@ -30,7 +30,8 @@ NOT_ON_THE_WAY = (
     "methods/base.py", "methods/common/batch_accuracy.py", "objectives/warmup.py", "training/warmup.py",
     "models/__init__.py", "data/formats/__init__.py",
     "training/metrics.py", "training/diagnostics.py", "training/reporters.py", "training/state.py",
-    "training/distributed.py", "training/cuda_graphs.py", "training/checkpoint.py", "audit/report.py",
+    "training/distributed.py", "training/execution.py", "training/cuda_graphs.py", "training/checkpoint.py",
+    "audit/report.py",
 )  # fmt: skip
 BACKBONES = {
     "dual": ["data.words=false", "model.hidden_size=16", "model.embed_size=8"],

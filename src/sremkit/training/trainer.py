@@ -135,7 +135,8 @@ class Trainer:
                 steps = self.position.step_in_epoch + len(order)
                 for rows, batch in zip(order, prefetch(self.batches, order, self.device), strict=True):
                     started = time.perf_counter()
-                    batch = self.augmentation(batch, rows, epoch)
+                    if self.augmentation.is_on:
+                        batch = self.augmentation(batch, rows, epoch)
                     self._update(batch)
                     self.position.train_seconds += time.perf_counter() - started
                     self.reporter.step(epoch, self.position.step_in_epoch, steps, self._means())

@@ -8,7 +8,9 @@ negatives gives P(match) and the noise rate, near negatives what near mismatches
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +29,7 @@ from sremkit.audit.scoring.calibration import (
 )
 from sremkit.audit.scoring.dual_encoder import OnStep
 from sremkit.audit.scoring.fold_model import FoldModel, FoldScores, score_fold, train_scorers
-from sremkit.audit.scoring.fold_store import FoldStore, read_models, write_models
+from sremkit.audit.scoring.fold_store import FoldStore, fold_key, read_models, write_models
 from sremkit.audit.scoring.near_bound import bound_near_mismatches
 from sremkit.audit.scoring.parallel import default_workers, run_parallel
 from sremkit.audit.scoring.types import NearMismatches, NoiseRate, PairScores, PairVectors, ScoringSettings
@@ -99,7 +101,9 @@ class CrossFitScorer:
         fold_of_pair[readable] = balanced_folds(
             vectors.image_of_text.numpy()[readable], vectors.group_of_image, settings.folds, seed=settings.seed
         )
-        store = None if self.folder is None else FoldStore(self.folder, vectors, settings, words)
+        store = None
+        if self.folder is not None:
+            store = FoldStore(self.folder, settings, fold_key(vectors, settings, words))
         scores = self._cross_fit(vectors, fold_of_pair, settings, store, words=words, keep_model=store is not None)
         keys = vectors.image_key[vectors.image_of_text.numpy()[readable]]
         self.fold_of_key = dict(zip(keys.tolist(), fold_of_pair[readable].tolist(), strict=True))
@@ -212,12 +216,22 @@ class CrossFitScorer:
         # Steps of a training are reported by this process; closed forms of few pairs take less time than a fork.
         trains = settings.dual_encoders > 0 or words is not None
         alone = trains or len(vectors.readable) < MIN_PAIRS_FOR_WORKERS
-        for number, result in run_parallel(compute, todo, 1 if alone else self.workers):
-            finished[number] = result
-            if store is not None:
-                store.save(number, *result)
-            if self.progress is not None:
-                self.progress("scored folds", len(finished), settings.folds)
+        workers = 1 if alone else self.workers
+        with nullcontext(store) if store is not None or workers < 2 else temporary_store(settings) as kept:
+
+            def compute_and_keep(number: int) -> None:
+                if kept is None:
+                    finished[number] = compute(number)
+                else:
+                    kept.save(number, *compute(number))
+
+            for number, _ in run_parallel(compute_and_keep, todo, workers):
+                if kept is not None:
+                    fold = kept.load(number)
+                    assert fold is not None
+                    finished[number] = fold, kept.load_model(number)
+                if self.progress is not None:
+                    self.progress("scored folds", len(finished), settings.folds)
         self.models = [model for _, (_, model) in sorted(finished.items()) if model is not None]
         return self._calibrate([fold for _, (fold, _) in sorted(finished.items())], vectors)
 
@@ -253,6 +267,13 @@ class CrossFitScorer:
         for better in (scores.better_text, scores.better_image):
             better[~is_suspicious(scores.match_prob, rate)] = MISSING
         return scores
+
+
+@contextmanager
+def temporary_store(settings: ScoringSettings) -> Iterator[FoldStore]:
+    """A store for the time in which worker processes hand over their folds."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield FoldStore(Path(folder), settings, "")
 
 
 def balanced_folds(image_of_text: np.ndarray, group_of_image: np.ndarray, folds: int, *, seed: int) -> np.ndarray:

@@ -39,19 +39,8 @@ FACTS = ("weights", "null_mean", "null_std", "candidates")  # its other values
 class FoldStore:
     """Keeps the scores of finished folds in a folder."""
 
-    def __init__(
-        self, folder: Path, vectors: PairVectors, settings: ScoringSettings, words: WordInputs | None = None
-    ) -> None:
-        self.folder, self.settings = folder, settings
-        images = np.unique(vectors.image_of_text.numpy()[vectors.readable])
-        facts = {
-            "version": __version__,
-            "holds": [field.name for kept in (FoldScores, WordScores) for field in fields(kept)],
-            "data": vectors.fingerprint(),
-            "words": None if words is None else words.fingerprint(images),
-            "settings": asdict(settings),
-        }
-        self.key = digest(facts, length=64)
+    def __init__(self, folder: Path, settings: ScoringSettings, key: str) -> None:
+        self.folder, self.settings, self.key = folder, settings, key
 
     def load(self, number: int) -> FoldScores | None:
         """The finished fold, or None if there is none that fits."""
@@ -84,6 +73,19 @@ class FoldStore:
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         facts = {"key": self.key, "candidates": candidates, "has_words": words is not None}
         write_checkpoint(self.folder / f"fold-{number}", tensors, facts)
+
+
+def fold_key(vectors: PairVectors, settings: ScoringSettings, words: WordInputs | None = None) -> str:
+    """A hash of all that finished folds depend on."""
+    images = np.unique(vectors.image_of_text.numpy()[vectors.readable])
+    facts = {
+        "version": __version__,
+        "holds": [field.name for kept in (FoldScores, WordScores) for field in fields(kept)],
+        "data": vectors.fingerprint(),
+        "words": None if words is None else words.fingerprint(images),
+        "settings": asdict(settings),
+    }
+    return digest(facts, length=64)
 
 
 def write_models(
