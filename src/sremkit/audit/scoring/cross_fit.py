@@ -30,6 +30,7 @@ from sremkit.audit.scoring.calibration import (
 from sremkit.audit.scoring.dual_encoder import OnStep
 from sremkit.audit.scoring.fold_model import FoldModel, FoldScores, score_fold, train_scorers
 from sremkit.audit.scoring.fold_store import FoldStore, fold_key, read_models, write_models
+from sremkit.audit.scoring.joint_posterior import fit_joint_posterior
 from sremkit.audit.scoring.near_bound import bound_near_mismatches
 from sremkit.audit.scoring.parallel import default_workers, run_parallel
 from sremkit.audit.scoring.types import NearMismatches, NoiseRate, PairScores, PairVectors, ScoringSettings
@@ -245,12 +246,17 @@ class CrossFitScorer:
         group, null_group = (vectors.group_of_image[k] for k in (vectors.image_of_text.numpy()[rows], null_images))
         seed = self.settings.seed
         fitted = calibrate(given, null, group, null_group, seed=seed)
-        match_prob, rate, note = fitted.score(given), fitted.noise_rate, fitted.note
+        words = [fold.words for fold in folds if fold.words is not None]
+        if fitted.noise_rate is not None and not words:
+            fitted = _with_joint(fitted, given, rows, vectors, seed=seed)
+        match_prob = fitted.score_pairs(given, *_captions(rows, vectors))
+        if fitted.joint is not None:
+            fitted = replace(fitted, noise_rate=joint_rate(fitted.noise_rate, match_prob))
+        rate, note = fitted.noise_rate, fitted.note
         if rate is not None:
             near = _bound_near(folds, fitted, rate, given, null, match_prob, effective=independent_pairs(group))
             fitted = replace(fitted, near=near)
         self.calibration = fitted
-        words = [fold.words for fold in folds if fold.words is not None]
         if words and fitted.ratio is not None and rate is not None:
             not_shuffled, edited_not_shuffled = (fitted.ratio.match_prob(x) for x in (given, edited))
             rank = fitted.rank(given)
@@ -308,6 +314,30 @@ def _on_one_scale(folds: Sequence[FoldScores]) -> tuple[np.ndarray, np.ndarray, 
         given.append(of_given)
         null.append(of_null)
     return np.concatenate(given), np.concatenate(null), np.concatenate(edited)
+
+
+def _captions(rows: np.ndarray, vectors: PairVectors) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Text vectors, images and groups of equal texts of these pairs."""
+    return vectors.texts.numpy()[rows], vectors.image_of_text.numpy()[rows], vectors.group_of_text[rows]
+
+
+def _with_joint(
+    fitted: Calibration, given: np.ndarray, rows: np.ndarray, vectors: PairVectors, *, seed: int
+) -> Calibration:
+    """The calibration with the joint posterior of the captions of an image, where images have several."""
+    assert fitted.ratio is not None
+    own, share = fitted.ratio.match_prob(given), fitted.ratio.share.estimate
+    return replace(fitted, joint=fit_joint_posterior(own, share, *_captions(rows, vectors), seed=seed))
+
+
+def joint_rate(rate: NoiseRate | None, match_prob: np.ndarray) -> NoiseRate | None:
+    """The noise rate as the mean of the joint posterior; the interval also holds the one around this mean."""
+    if rate is None:
+        return None
+    estimate = float(1 - match_prob.mean())
+    low = max(min(rate.low, estimate - (rate.estimate - rate.low)), 0.0)
+    high = min(max(rate.high, estimate + (rate.high - rate.estimate)), 1.0)
+    return NoiseRate(estimate, low, high)
 
 
 def _bound_near(
