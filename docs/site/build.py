@@ -23,11 +23,13 @@ sys.path[:0] = [str(SITE), str(REPOSITORY / "src")]
 import generate  # noqa: E402
 from notebook_pages import notebook_page  # noqa: E402
 
-FILES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "docs/**/*.md", "docs/images/*", "docs/**/*.ipynb",
+FILES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "LICENSE",
+         "docs/**/*.md", "docs/images/*", "docs/**/*.ipynb",
          "docs/site/extra.css", "results/*.md", "results/*.csv", "results/*.tex", "examples/*",
          "benchmarks/README.md")  # fmt: skip
 FENCE_ATTRIBUTES = re.compile(r"^```(\w+) skip=.*$", re.M)  # for the tests of the code blocks
 SETUP = re.compile(r"<!-- (setup\n|continues ).*?-->\n*", re.S)
+WIDE = ("docs/equations.md", "results/")  # tables of many columns, shown in place of the list of contents
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)\s#]+)(#[^)\s]*)?\)")
 
 
@@ -79,20 +81,20 @@ def page_text(source: Path) -> str:
             return f"]({match[1].rstrip('/')}/README.md{match[2] or ''})"
         return f"]({match[1].removesuffix('.ipynb')}.md)" if match[1].endswith(".ipynb") else match[0]
 
-    return LINK.sub(to_page, text)
+    wide = source.relative_to(REPOSITORY).as_posix().startswith(WIDE)
+    hidden = "[toc]" if source.parent.name == "docs" or source.name == "README.md" else "[toc, navigation]"
+    return (f"---\nhide: {hidden}\n---\n\n" if wide else "") + LINK.sub(to_page, text)
 
 
 def nav() -> list[Any]:
-    """The navigation of nav.yml; pages of docs/ that it does not name are added at its end."""
+    """The navigation of nav.yml, with a page for each method."""
     entries = yaml.safe_load((SITE / "nav.yml").read_text(encoding="utf-8"))
     named = set(re.findall(r"[\w/.-]+\.md", str(entries)))
-    others = sorted(path.relative_to(STAGING).as_posix() for path in (STAGING / "docs").glob("*.md"))
-    others = [path for path in others if path not in named]
     methods = sorted(path.relative_to(STAGING).as_posix() for path in (STAGING / "docs" / "methods").glob("*.md"))
     for entry in entries:
         if "Methods" in entry:
             entry["Methods"] += [path for path in methods if path not in named]
-    return [*entries, *([{"More": others}] if others else [])]
+    return entries
 
 
 if __name__ == "__main__":

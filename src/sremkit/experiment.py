@@ -23,7 +23,7 @@ import torch
 from sremkit.config.recipes import DataSettings, Precision, Recipe
 from sremkit.config.settings import SettingsError, check_options, check_sizes
 from sremkit.data import Batches, Noise, Pairs, Vocabulary
-from sremkit.data.pairs import MISSING
+from sremkit.data.pairs import MISSING, FeatureSource
 from sremkit.data.pixels import PixelReading, has_pixels, readable_pairs, with_pixels
 from sremkit.data.subwords import AnyTokenizer, tokenizer_from_dict
 from sremkit.data.training_pairs import (
@@ -347,7 +347,8 @@ def _validation_precision(folder: RunFolder, device: torch.device) -> Precision:
 def _seconds_so_far(folder: RunFolder) -> float:
     """Seconds of a resumed run; a damaged record, which is going to be written again, counts as none."""
     try:
-        return folder.read_record().get("seconds", 0.0)
+        seconds: float = folder.read_record().get("seconds", 0.0)
+        return seconds
     except DataError as problem:
         warnings.warn(f"{problem}; the seconds of earlier sessions are not counted", DamagedWarning, stacklevel=2)
         return 0.0
@@ -469,7 +470,7 @@ def _values_of(table: str) -> Iterator[None]:
 
 
 def _dim(pairs: Pairs, source: str) -> int:
-    features = getattr(pairs, source)
+    features: FeatureSource | None = getattr(pairs, source)
     if features is None:
         raise DataError(f"{pairs.name} has no {source.replace('_', ' ')}, which this backbone needs")
     return features.dim

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sremkit.audit.audit import FEATURES, FOLDS, find_duplicates
+from sremkit.audit.audit import FEATURES, FOLDS, find_duplicates, from_zero
 from sremkit.audit.embed import SCORER, Encoders, embed_pairs, inspect_inputs
 from sremkit.audit.inputs import Source
 from sremkit.audit.issues.find import find_issues
@@ -30,7 +30,7 @@ def score_new_pairs(
     An image that the audit has seen is scored by the model that was not trained on it. Better captions and images are
     those of the audited pairs.
     """
-    folder = Path(folder)
+    folder, progress = Path(folder), from_zero(progress)
     summary = read_summary(folder)
     model = _load_model(folder, summary)
     encoders = Encoders.open(summary.get("encoder"))

@@ -54,7 +54,9 @@ def run(args: argparse.Namespace) -> None:
     from sremkit.describe import describe_recipe
     from sremkit.experiment import with_whole_paths
     from sremkit.training.run_folder import RunFolder
+    from sremkit.training.trackers import check_names
 
+    check_names(args.track)
     if (args.recipe is None) == (args.resume is None):
         raise UserError("name a recipe to train, or a run to go on with: srem train RECIPE, srem train --resume RUN")
     if args.resume is not None:

@@ -30,7 +30,7 @@ def card_of_run(folder: RunFolder, matcher: Matcher, vocabulary: AnyTokenizer | 
     if not record:
         raise UserError(f"{folder.path} has no record yet; finish it with `srem train --resume {folder.path}`")
     sections = {
-        "Data": f"`{Path(recipe.data.source).name}`, split `{recipe.data.train_split}`: {record['pairs']:,} pairs.",
+        "Data": _data(recipe, record),
         "Noise": _noise(record["noise"]),
         "Training": _training(recipe, record),
         "Results": "\n\n".join(_results(folder, recipe, record)),
@@ -45,6 +45,12 @@ def card_of_published(path: Path, matcher: Matcher, vocabulary: AnyTokenizer | N
         "those of its publication; its license holds for these weights.",
     }
     return _card(matcher, vocabulary, name=name, lead="Imported from a published checkpoint.", sections=sections)
+
+
+def _data(recipe: Recipe, record: dict[str, Any]) -> str:
+    kept = recipe.data.keep
+    filtered = "" if kept is None else f" Only the pairs that the keep-list `{Path(kept).name}` names were used."
+    return f"`{Path(recipe.data.source).name}`, split `{recipe.data.train_split}`: {record['pairs']:,} pairs.{filtered}"
 
 
 def _training(recipe: Recipe, record: dict[str, Any]) -> str:

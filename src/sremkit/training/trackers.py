@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from sremkit.config.recipes import TABLES, Recipe
+from sremkit.config.settings import suggestion
 from sremkit.errors import UnknownNameError, UserNotice
 from sremkit.extras import require
 from sremkit.io import digest, read_json_or_empty, write_json
@@ -147,6 +148,13 @@ TRACKERS: dict[str, type[Tracker]] = {
 }
 
 
+def check_names(names: Iterable[str]) -> None:
+    """Refuse a name that is not of `TRACKERS`."""
+    unknown = [name for name in names if name not in TRACKERS]
+    if unknown:
+        raise UnknownNameError(f"there is no tracker '{unknown[0]}'; {suggestion(unknown[0], TRACKERS)}")
+
+
 class Tracking(Reporter):
     """The trackers of one run.
 
@@ -156,9 +164,7 @@ class Tracking(Reporter):
     """
 
     def __init__(self, folder: RunFolder, recipe: Recipe, names: Iterable[str] = ("tensorboard",)) -> None:
-        unknown = [name for name in names if name not in TRACKERS]
-        if unknown:
-            raise UnknownNameError(f"there is no tracker '{unknown[0]}'; choose from {', '.join(TRACKERS)}")
+        check_names(names)
         stored = read_json_or_empty(folder.tracking)
         settings = {
             f"{t}.{key}": value for t in TABLES for key, value in recipe.entries(t).items() if value is not None
