@@ -32,6 +32,12 @@ def infonce(logits: Tensor) -> Tensor:
     return F.cross_entropy(logits, targets)  # [eq:infonce]
 
 
+def pair_cross_entropy(logits: Tensor, *, valid: Tensor | None = None) -> Tensor:
+    """Cross-entropy of each pair (b,), mean of both directions; `valid` (b, b) is symmetric."""
+    i2t, t2i = (generalized_cross_entropy(f, power=0.0, valid=valid) for f in (logits, logits.T))
+    return (i2t + t2i) / 2
+
+
 def generalized_cross_entropy(logits: Tensor, *, power: float, valid: Tensor | None = None) -> Tensor:
     """The loss of each row (b,); `power` is q, and `valid` (b, b) False for masked candidates, as repeated images."""
     check_power(power)
