@@ -239,6 +239,7 @@ def _write_scenes(folder: Path, rng: np.random.Generator) -> None:
     from sremkit.data.generated.scenes import make_scenes
 
     scenes = make_scenes(200)
+    assert scenes.images is not None
     (folder / "pictures").mkdir(parents=True)
     for k in range(200):
         scenes.images.open(k).save(folder / "pictures" / f"{k:03d}.png")

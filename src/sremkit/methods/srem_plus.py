@@ -35,7 +35,7 @@ from sremkit.methods.common.mismatch_probe import mismatch_probe, mismatch_rate,
 from sremkit.methods.common.mixtures import fit_two_gaussians
 from sremkit.models import Encoded, Matcher
 from sremkit.objectives import Loss, complementary
-from sremkit.objectives.contrastive import check_power, generalized_cross_entropy, pair_cross_entropy
+from sremkit.objectives.contrastive import check_power, generalized_cross_entropy, row_cross_entropy
 from sremkit.objectives.terms import PairReport
 
 MIN_PAIRS = 100  # for a mixture of two components
@@ -156,7 +156,8 @@ class SREMPlusMethod(Method):
             return Loss(total, parts)
         clean_prob = self.clean_prob[batch.pair_id]
         weight = clean_prob.masked_fill(rematched, self.rematch_weight)
-        cross_entropy = (weight * pair_cross_entropy(logits, valid=valid)).mean()
+        i2t, t2i = (row_cross_entropy(f, valid=valid) for f in directions)
+        cross_entropy = (weight * ((i2t + t2i) / 2)).mean()
         return Loss(
             cross_entropy + self.complementary_weight * (lc_i2t + lc_t2i),
             {"cross_entropy": cross_entropy.detach(), **parts},
