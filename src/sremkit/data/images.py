@@ -8,7 +8,6 @@ import tarfile
 import warnings
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from sremkit.data.format_utils import IMAGE_ROOT_HINT, Problem, Problems
-from sremkit.data.pairs import ImageSource, Pairs, SelectedRows
+from sremkit.data.pairs import ImageSource, Pairs, SelectedImages
 from sremkit.errors import DataError
 from sremkit.extras import require
 
@@ -144,23 +143,6 @@ class TarImages:
         return decode_image(io.BytesIO(data), name=self.name(index))
 
 
-class SelectedImages:
-    """Some images of a source, renumbered from 0."""
-
-    def __init__(self, source: ImageSource, rows: np.ndarray) -> None:
-        self.source = source
-        self.selected = rows
-
-    def __len__(self) -> int:
-        return len(self.selected)
-
-    def name(self, index: int) -> str:
-        return self.source.name(int(self.selected[index]))
-
-    def open(self, index: int) -> Image:
-        return self.source.open(int(self.selected[index]))
-
-
 class JoinedImages:
     """The images of several sources under consecutive numbers."""
 
@@ -188,15 +170,7 @@ class JoinedImages:
 def only_used_images(pairs: Pairs, rows: np.ndarray) -> Pairs:
     """Select pairs, and of the images only those they use, renumbered."""
     selected = pairs.select(rows)
-    used, numbers = np.unique(selected.image_of_text, return_inverse=True)
-    images, features = pairs.images, pairs.image_features
-    return replace(
-        selected,
-        image_of_text=numbers.astype(np.int64),
-        image_ids=[pairs.image_ids[k] for k in used],
-        images=None if images is None else SelectedImages(images, used),
-        image_features=None if features is None else SelectedRows(features, used),
-    )
+    return selected.select_images(np.unique(selected.image_of_text))
 
 
 def image_state(images: ImageSource, number: int) -> list[int | str] | None:

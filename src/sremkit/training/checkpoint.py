@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -25,6 +24,8 @@ from torch import Tensor
 from sremkit.config.aliases import rename_tensors
 from sremkit.errors import DataError, UserError
 from sremkit.io import PARTIAL, check_version, digest, first_line, fsync, read_json
+from sremkit.methods.common.state_dicts import prefixed as prefixed
+from sremkit.methods.common.state_dicts import without_prefix as without_prefix
 
 VERSION = 2  # of the facts; those of 0.1 have no version and no checksums
 TENSORS = "tensors.safetensors"
@@ -150,26 +151,3 @@ def _file_checksum(path: Path) -> str:
 def _facts_checksum(facts: dict[str, Any]) -> str:
     as_read = json.loads(json.dumps(facts))
     return digest({key: value for key, value in as_read.items() if key != "checksums"}, length=64)
-
-
-def prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{prefix}/{name}": t for name, t in tensors.items()}
-
-
-def without_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(f"{prefix}/"): t for name, t in tensors.items() if name.startswith(f"{prefix}/")}
-
-
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """What an optimiser remembers, as flat named tensors."""
-    state = optimizer.state_dict()["state"]
-    return {f"{index}/{key}": torch.as_tensor(value) for index, entry in state.items() for key, value in entry.items()}
-
-
-def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Give an optimiser its memory back; learning rates and the like stay as they are set."""
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, t in tensors.items():
-        index, key = name.split("/")
-        state.setdefault(int(index), {})[key] = t.clone()  # an optimiser changes its memory in place
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
