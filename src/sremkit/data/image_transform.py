@@ -96,8 +96,8 @@ class ImageTransform:
             width=int(width),
             shortest_edge=None if edge is None else int(edge),
             resample=int(config.get("resample", BICUBIC)),
-            mean=tuple(config.get("image_mean", cls.CLIP["mean"])),
-            std=tuple(config.get("image_std", cls.CLIP["std"])),
+            mean=tuple(float(value) for value in config.get("image_mean", cls.CLIP["mean"])),
+            std=tuple(float(value) for value in config.get("image_std", cls.CLIP["std"])),
         )
 
     @classmethod

@@ -90,5 +90,7 @@ AnyTokenizer = Vocabulary | SubwordTokenizer
 
 
 def tokenizer_from_dict(stored: Mapping[str, Any]) -> AnyTokenizer:
-    """The tokenizer that a checkpoint holds."""
+    """The tokenizer that a checkpoint holds; `DataError` if it is none."""
+    if not isinstance(stored, Mapping):
+        raise DataError(f"the vocabulary of the model is damaged: it is {stored!r:.40}; export or copy the model again")
     return SubwordTokenizer.from_dict(stored) if stored.get("kind") == KIND else Vocabulary.from_dict(stored)
