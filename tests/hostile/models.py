@@ -253,7 +253,8 @@ def _pixel_caches() -> Iterator[Case]:
     complete = {"cut": cut, "a list": write("[]"), "a row of no image": write('{"done": 9, "problems": {"x": ""}}')}
     pixels = {"cut": cut, "missing": missing, "other": npy(np.zeros((3, 3), "u1"))}
     progress = {"a list": "[]", "below 0": '{"done": -5, "problems": {}}',
-                "beyond the end": '{"done": 99999, "problems": {}}', "text": '{"done": "x", "problems": {}}'}  # fmt: skip
+                "beyond the end": '{"done": 99999, "problems": {}}',
+                "text": '{"done": "x", "problems": {}}'}  # fmt: skip
     for name, change in complete.items():
         yield Case(f"cache: complete.json: {name}", TRAIN, "best validation", filled(change, "complete.json"), 0)
     for name, change in pixels.items():

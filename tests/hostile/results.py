@@ -1,4 +1,4 @@
-"""What later commands read of an audit or a run: decisions, models that were kept, the search index, reused features."""
+"""What later commands read of an audit or a run: decisions, kept models, the search index, reused features."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from hostile.damage import (
 )
 from hostile.harness import AUDIT, Case, damaged, good, settings
 
-TEXTS: dict[str, Change] = {"cut": cut, "empty": empty, "missing": missing, "a folder": a_folder, "not UTF-8": NOT_UTF8,
-                            "nested": NESTED, "a list": write("[]"), "null": write("null"), "binary": BINARY}  # fmt: skip
+TEXTS: dict[str, Change] = {"cut": cut, "empty": empty, "missing": missing, "a folder": a_folder,
+                            "not UTF-8": NOT_UTF8, "nested": NESTED, "a list": write("[]"), "null": write("null"), "binary": BINARY}  # fmt: skip
 
 
 def cases() -> Iterator[Case]:
@@ -140,8 +140,8 @@ def _scores() -> Iterator[Case]:
     yield Case("score: other vectors", command, "have 5 numbers, those of the audit 8", wide)
     nan = damaged("vectors", "x2.npy", npy(np.full((20, 8), np.nan, np.float32)))
     yield Case("score: NaN everywhere", command, "none of the 20 pairs can be scored", nan)
-    for out, says in {"o.txt": "must end in", "": "must end in", "y.npy/o.csv": "exists|Not a directory", "x" * 300 + ".csv":
-                      "File name too long", "audit/pairs.parquet": "exists already"}.items():  # fmt: skip
+    for out, says in {"o.txt": "must end in", "": "must end in", "y.npy/o.csv": "exists|Not a directory",
+                      "x" * 300 + ".csv": "File name too long", "audit/pairs.parquet": "exists already"}.items():  # fmt: skip
         yield Case(f"score: to {out[:20]!r}", (*command[:-1], out), says, good("vectors"))
     for value in ("257", "1.5", "1e3", "9" * 5000):
         yield Case(f"score: --workers {value[:5]}", (*command, "--workers", value), "whole number", good("vectors"))
@@ -161,8 +161,8 @@ def _indexes() -> Iterator[Case]:
             yield Case(f"index.json: {name}", search, again, damaged("index", facts, change))
     yield Case("index.json: missing", search, "exact search", damaged("index", facts, missing), 0)
     vectors = np.zeros((12, 8), np.float32)
-    arrays = {"cut": cut, "empty": empty, "text": write("x"), "last byte flipped": flip(-1), "NaN": npy(vectors * np.nan),
-              "float64": npy(vectors.astype("f8")), "strings": npy(np.array(["a"] * 12)), "no columns":
+    arrays = {"cut": cut, "empty": empty, "text": write("x"), "last byte flipped": flip(-1),
+              "NaN": npy(vectors * np.nan), "float64": npy(vectors.astype("f8")), "strings": npy(np.array(["a"] * 12)), "no columns":
               npy(vectors[:, 0]), "fewer rows": npy(vectors[:5]), "dates": npy(np.zeros((12, 8), "M8[s]"))}  # fmt: skip
     for name, change in arrays.items():
         says = "was changed after it was written; build it again with `srem index`"
@@ -171,7 +171,7 @@ def _indexes() -> Iterator[Case]:
         says = r"images\.npy cannot be read .*; build it again"
         yield Case(f"index: images.npy: {name}", search, says, damaged("index", "run/index/images.npy", change))
     for query, says in (([""], "the text is empty"), ([" \n"], "the text is empty"), ([], "give either a text"),
-                        (["a", "--image", "x.png"], "give either a text"), (["--image", "nowhere.png"], "does not exist"),
+                        (["a", "--image", "x.png"], "give either a text"), (["--image", "nowhere"], "does not exist"),
                         (["--image", "features"], "does not exist"), (["--image", "run"], "cannot be decoded|Is a dir"),
                         (["a", "-k", "0"], "-k must be"), (["a", "-k", "1001"], "-k must be"),
                         (["--image", "run/config.toml"], "it is none of JPEG")):  # fmt: skip

@@ -177,8 +177,8 @@ class Tracking(Reporter):
             raise
         except Exception as problem:  # of any kind: other packages and their servers
             raise UserError(
-                f"{name} cannot be started ({first_line(problem)}); check its settings, or leave --track {name} out. What "
-                f"an earlier part of the run left for it is in {folder.tracking}"
+                f"{name} cannot be started ({first_line(problem)}); check its settings, or leave --track {name} out. "
+                f"What an earlier part of the run left for it is in {folder.tracking}"
             ) from problem
 
     def epoch(self, row: dict[str, Any]) -> None:
