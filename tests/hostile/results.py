@@ -30,7 +30,8 @@ from hostile.damage import (
 from hostile.harness import AUDIT, Case, damaged, good, settings
 
 TEXTS: dict[str, Change] = {"cut": cut, "empty": empty, "missing": missing, "a folder": a_folder,
-                            "not UTF-8": NOT_UTF8, "nested": NESTED, "a list": write("[]"), "null": write("null"), "binary": BINARY}  # fmt: skip
+                            "not UTF-8": NOT_UTF8, "nested": NESTED, "a list": write("[]"), "null": write("null"),
+                            "binary": BINARY}  # fmt: skip
 
 
 def cases() -> Iterator[Case]:
@@ -141,7 +142,8 @@ def _scores() -> Iterator[Case]:
     nan = damaged("vectors", "x2.npy", npy(np.full((20, 8), np.nan, np.float32)))
     yield Case("score: NaN everywhere", command, "none of the 20 pairs can be scored", nan)
     for out, says in {"o.txt": "must end in", "": "must end in", "y.npy/o.csv": "exists|Not a directory",
-                      "x" * 300 + ".csv": "File name too long", "audit/pairs.parquet": "exists already"}.items():  # fmt: skip
+                      "x" * 300 + ".csv": "File name too long", "audit/pairs.parquet": "exists already",
+                      }.items():  # fmt: skip
         yield Case(f"score: to {out[:20]!r}", (*command[:-1], out), says, good("vectors"))
     for value in ("257", "1.5", "1e3", "9" * 5000):
         yield Case(f"score: --workers {value[:5]}", (*command, "--workers", value), "whole number", good("vectors"))
@@ -162,8 +164,9 @@ def _indexes() -> Iterator[Case]:
     yield Case("index.json: missing", search, "exact search", damaged("index", facts, missing), 0)
     vectors = np.zeros((12, 8), np.float32)
     arrays = {"cut": cut, "empty": empty, "text": write("x"), "last byte flipped": flip(-1),
-              "NaN": npy(vectors * np.nan), "float64": npy(vectors.astype("f8")), "strings": npy(np.array(["a"] * 12)), "no columns":
-              npy(vectors[:, 0]), "fewer rows": npy(vectors[:5]), "dates": npy(np.zeros((12, 8), "M8[s]"))}  # fmt: skip
+              "NaN": npy(vectors * np.nan), "float64": npy(vectors.astype("f8")), "strings": npy(np.array(["a"] * 12)),
+              "no columns": npy(vectors[:, 0]), "fewer rows": npy(vectors[:5]),
+              "dates": npy(np.zeros((12, 8), "M8[s]"))}  # fmt: skip
     for name, change in arrays.items():
         says = "was changed after it was written; build it again with `srem index`"
         yield Case(f"index: images.npy: {name}", search, says, damaged("index", "run/index/images.npy", change))
