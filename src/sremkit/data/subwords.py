@@ -10,6 +10,7 @@ from typing import Any
 from sremkit.data.vocabulary import Vocabulary
 from sremkit.errors import DataError
 from sremkit.extras import require
+from sremkit.io import first_line
 
 KIND = "subwords"
 
@@ -32,9 +33,13 @@ class SubwordTokenizer:
         """The tokenizer that `save_pretrained` wrote, or the older files of published models."""
         transformers = require("transformers", extra="hf", purpose="read the tokenizer of a pretrained model")
         try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError, ImportError) as cause:
-            raise DataError(f"{folder} holds no tokenizer that can be read ({cause}); copy the model again") from cause
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+        except Exception as cause:  # transformers raises almost any exception on damaged files
+            raise DataError(
+                f"{folder} holds no tokenizer that can be read ({first_line(cause)}); copy the model again"
+            ) from cause
         if not getattr(tokenizer, "is_fast", False):
             raise DataError(
                 f"the tokenizer in {folder} cannot be converted to the format of the package tokenizers; "
@@ -85,5 +90,7 @@ AnyTokenizer = Vocabulary | SubwordTokenizer
 
 
 def tokenizer_from_dict(stored: Mapping[str, Any]) -> AnyTokenizer:
-    """The tokenizer that a checkpoint holds."""
+    """The tokenizer that a checkpoint holds; `DataError` if it is none."""
+    if not isinstance(stored, Mapping):
+        raise DataError(f"the vocabulary of the model is damaged: it is {stored!r:.40}; export or copy the model again")
     return SubwordTokenizer.from_dict(stored) if stored.get("kind") == KIND else Vocabulary.from_dict(stored)

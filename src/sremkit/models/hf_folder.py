@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sremkit.data.image_transform import ImageTransform
-from sremkit.errors import DataError
+from sremkit.data.image_transform import MAX_SIDE, ImageTransform
+from sremkit.errors import DataError, UserError
 from sremkit.extras import require
 from sremkit.io import first_line, read_json
 
@@ -49,9 +51,28 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The configuration of a model, whose type must be known."""
     if not (folder / CONFIG).is_file():
         raise DataError(f"{folder} holds no {CONFIG}; give the folder of a saved CLIP or SigLIP model")
-    config = read_json(folder / CONFIG)
+    config = _read_table(folder / CONFIG)
     check_kind(config.get("model_type"), str(folder))
     return config
+
+
+def _read_table(file: Path) -> dict[str, Any]:
+    content = read_json(file)
+    if not isinstance(content, dict):
+        raise DataError(f"{file} holds no table of settings; copy the model again")
+    return content
+
+
+@contextmanager
+def loading(folder: Path) -> Iterator[None]:
+    """Inside, a package reads the files of a model: whatever it raises, on damaged ones, becomes a `DataError`."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as cause:
+        reason = f"{type(cause).__name__}: {first_line(cause)}"
+        raise DataError(f"the model in {folder} cannot be loaded ({reason:.300}); copy it again") from cause
 
 
 def check_kind(kind: Any, where: str) -> str:
@@ -73,9 +94,18 @@ def read_transform(folder: Path, kind: str, image_size: int) -> ImageTransform:
     file = folder / PROCESSOR
     if not file.is_file():
         return default_transform(kind, image_size)
-    config = read_json(file)
+    config = _read_table(file)
     # Newer versions nest it in a table.
     return ImageTransform.from_processor(config.get("image_processor", config), name=str(file))
+
+
+def check_sides(folder: Path) -> None:
+    """Refuse an image processor that would resize images beyond all memory."""
+    config = _read_table(folder / PROCESSOR)
+    for size in (config.get(name) for name in ("size", "crop_size")):
+        sides = size.values() if isinstance(size, dict) else size if isinstance(size, list) else [size]
+        if any(isinstance(side, int | float) and side > MAX_SIDE for side in sides):
+            raise DataError(f"{folder / PROCESSOR} resizes images to {size!r:.60}; at most {MAX_SIDE:,} is supported")
 
 
 def processor_config(transform: ImageTransform, kind: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from sremkit.data.subwords import tokenizer_from_dict
 from sremkit.data.vocabulary import Vocabulary
 from sremkit.errors import UserError, UserNotice
-from sremkit.io import read_json
+from sremkit.io import first_line, read_json
 from sremkit.models import BACKBONES, Matcher
 from sremkit.models.hf_folder import find_model_folder, is_model_folder
 from sremkit.training.checkpoint import without_prefix
@@ -61,8 +61,14 @@ class StartWeights:
         for name, tensor in own.items():
             # Each of two networks begins with the weights of a single one.
             source = name.split(".", 2)[2] if single and name.startswith("members.") else name
-            if source in self.tensors and self.tensors[source].shape == tensor.shape:
-                found[name] = self.tensors[source]
+            start = self.tensors.get(source)
+            if start is None or start.shape != tensor.shape or start.is_floating_point() != tensor.is_floating_point():
+                continue
+            if not start.to(tensor.dtype).isfinite().all():
+                raise UserError(
+                    f"the weight '{source}' of {self.source} holds NaN or infinite values; give another one"
+                )
+            found[name] = start
         if not found:
             raise UserError(
                 f"no weight of {self.source} fits '{matcher.name}' with these sizes; give a run of the same backbone"
@@ -86,19 +92,24 @@ def find_weights(source: str) -> StartWeights:
         return StartWeights(source, folder=model_folder)
     if (path / "config.toml").is_file():
         tensors, facts = RunFolder.open(path).best()
-        return StartWeights(source, without_prefix("model", tensors), _vocabulary(facts.get("vocabulary")))
+        return StartWeights(source, without_prefix("model", tensors), _vocabulary(source, facts.get("vocabulary")))
     if (path / "config.json").is_file() and (path / "model.safetensors").is_file():
         stored = path / "vocabulary.json"
         try:
             tensors = load_file(path / "model.safetensors")
         except (OSError, SafetensorError) as cause:
             raise UserError(f"{path / 'model.safetensors'} is damaged ({cause}); export the model again") from cause
-        return StartWeights(source, tensors, _vocabulary(read_json(stored) if stored.is_file() else None))
+        return StartWeights(source, tensors, _vocabulary(source, read_json(stored) if stored.is_file() else None))
     raise UserError(
         f"{source} is neither a run, nor an exported model, nor a model of transformers; name a folder with one of them"
     )
 
 
-def _vocabulary(stored: dict[str, Any] | None) -> Vocabulary | None:
-    tokenizer = None if stored is None else tokenizer_from_dict(stored)
+def _vocabulary(source: str, stored: dict[str, Any] | None) -> Vocabulary | None:
+    try:
+        tokenizer = None if stored is None else tokenizer_from_dict(stored)
+    except (KeyError, TypeError, AttributeError) as cause:
+        raise UserError(
+            f"the vocabulary of {source} is damaged ({first_line(cause)}); export the model again"
+        ) from cause
     return tokenizer if isinstance(tokenizer, Vocabulary) else None

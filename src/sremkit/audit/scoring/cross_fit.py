@@ -37,7 +37,6 @@ from sremkit.audit.scoring.types import NearMismatches, NoiseRate, PairScores, P
 from sremkit.audit.scoring.word_calibration import add_words, join_likelihood
 from sremkit.audit.scoring.word_scorer import WordInputs, train_word_scorer, word_inputs
 from sremkit.data.pairs import MISSING, FeatureSource
-from sremkit.training.checkpoint import is_valid
 
 Progress = Callable[[str, int, int], None]
 
@@ -171,12 +170,15 @@ class CrossFitScorer:
 
     @classmethod
     def load(cls, folder: Path) -> tuple[Self, dict[str, Any]]:
-        """A scorer that was saved, and the facts; models are read from the folder above if they are there."""
+        """A scorer that was saved, and the facts; models are read from the folder above if they are there.
+
+        All of them or none: without the model of a fold its images would be scored by one that was trained on them.
+        """
         models, calibration, settings, facts = read_models(folder)
         scorer = cls(settings)
-        if not models:
-            folders = (folder.parent / f"model-{number}" for number in range(settings.folds))
-            models = [read_models(of_fold)[0][0] for of_fold in folders if is_valid(of_fold)]
+        folders = [folder.parent / f"model-{number}" for number in range(settings.folds)]
+        if not models and any(of_fold.is_dir() for of_fold in folders):
+            models = [read_models(of_fold)[0][0] for of_fold in folders]
         scorer.models, scorer.calibration = models, calibration
         scorer.fold_of_key = dict(zip(facts.pop("known_keys", ()), facts.pop("known_folds", ()), strict=True))
         return scorer, facts

@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from sremkit.errors import DataError
 from sremkit.extras import require
 from sremkit.features.encoders import ImageFeatures
-from sremkit.io import read_json
-from sremkit.models.hf_folder import MODELS, find_model_folder
+from sremkit.models.hf_folder import CONFIG, PROCESSOR, check_sides, find_model_folder, loading, read_config
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 BATCH_SIZE = 32
+MAX_DIM = 100_000
 PURPOSE = "read a CLIP or SigLIP folder"
 
 
@@ -36,17 +36,15 @@ class CLIPFolder:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        for name in ("config.json", "preprocessor_config.json"):
+        for name in (CONFIG, PROCESSOR):
             if not (self.folder / name).is_file():
                 raise DataError(
                     f"{self.folder} holds no {name}; give the folder of a CLIP or SigLIP model with its "
                     "processor, as save_pretrained writes them"
                 )
-        self.config: dict[str, Any] = read_json(self.folder / "config.json")
-        kind = self.config.get("model_type")
-        if kind not in MODELS:
-            raise DataError(f"{self.folder} holds a model of type '{kind}'; known are: {', '.join(MODELS)}")
-        self.kind: str = kind
+        self.config: dict[str, Any] = read_config(self.folder)
+        self.kind: str = self.config["model_type"]
+        check_sides(self.folder)
         self._model: Any = None
         self._tokenizer: Any = None
         self._processor: Any = None
@@ -55,7 +53,7 @@ class CLIPFolder:
     def description(self) -> str:
         """Kind of the model, name of its folder, and a hash of its configuration and weights."""
         digest = hashlib.sha256()
-        for name in ("config.json", "preprocessor_config.json"):
+        for name in (CONFIG, PROCESSOR):
             digest.update((self.folder / name).read_bytes())
         for weights in sorted(self.folder.glob("*.safetensors")):
             with weights.open("rb") as file:
@@ -65,18 +63,31 @@ class CLIPFolder:
     @property
     def dim(self) -> int:
         if self.kind == "clip":
-            return int(self.config.get("projection_dim", 512))
-        return int(self.config.get("vision_config", {}).get("hidden_size", 768))
+            dim = self.config.get("projection_dim", 512)
+        else:
+            vision = self.config.get("vision_config")
+            dim = vision.get("hidden_size", 768) if isinstance(vision, dict) else 768
+        if type(dim) is not int or not 1 <= dim <= MAX_DIM:
+            raise DataError(f"{self.folder / CONFIG} states vectors of {dim!r:.40} numbers; copy the model again")
+        return dim
 
     def load(self) -> None:
         if self._model is not None:
             return
         transformers = require("transformers", extra="hf", purpose=PURPOSE)
-        local = {"local_files_only": True}
-        self._tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder, **local)
-        # With Pillow: the default processors need torchvision, which resizes differently.
-        self._processor = transformers.AutoImageProcessor.from_pretrained(self.folder, backend="pil", **local)
-        self._model = transformers.AutoModel.from_pretrained(self.folder, use_safetensors=True, **local).eval()
+        images = require("PIL.Image", extra="hf", purpose=PURPOSE)
+        local = {"local_files_only": True, "trust_remote_code": False}
+        with loading(self.folder):
+            self._tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder, **local)
+            # With Pillow: the default processors need torchvision, which resizes differently.
+            self._processor = transformers.AutoImageProcessor.from_pretrained(self.folder, backend="pil", **local)
+            self._model = transformers.AutoModel.from_pretrained(self.folder, use_safetensors=True, **local).eval()
+            for vectors in (self.image_vector(images.new("RGB", (32, 24)))[None], self.text_vectors(["a trial"])):
+                if vectors.shape != (1, self.dim) or not np.isfinite(vectors).all():
+                    raise DataError(
+                        f"the model in {self.folder} gives vectors of the shape {vectors.shape[1:]} where its "
+                        f"configuration states {self.dim} numbers, or NaN; copy it again"
+                    )
 
     @torch.inference_mode()
     def image_vector(self, image: Image) -> np.ndarray:

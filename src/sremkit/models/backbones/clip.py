@@ -36,6 +36,7 @@ from sremkit.models.hf_folder import (
     check_kind,
     default_transform,
     find_model_folder,
+    loading,
     processor_config,
     read_config,
     read_transform,
@@ -228,10 +229,9 @@ def _random_model(config: dict[str, Any] | None) -> Any:
 
 def _load(folder: Path) -> Any:
     kind = read_config(folder)["model_type"]
-    try:
-        return _model_class(kind).from_pretrained(folder, local_files_only=True, dtype=torch.float32)
-    except (OSError, ValueError, RuntimeError) as cause:
-        raise DataError(f"the model in {folder} cannot be loaded ({cause}); copy it again") from cause
+    with loading(folder):
+        options = {"local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
+        return _model_class(kind).from_pretrained(folder, **options)
 
 
 def _logit_scale(model: Any, scale: float | None, neutral: float | None) -> LogitScale:
