@@ -97,7 +97,7 @@ class ViT(Matcher):
         for weight in (self.embed.weight, self.patch_positions, self.word_positions):
             nn.init.normal_(weight, std=EMBEDDING_STD)
         self.image_tower, self.text_tower = (
-            Transformer(hidden_size, num_layers, num_heads, dropout=dropout, checkpointing=gradient_checkpointing)
+            Transformer(hidden_size, num_layers, num_heads, dropout=dropout, recompute=gradient_checkpointing)
             for _ in range(2)
         )
         self.image_projection = nn.Linear(hidden_size, embed_size, bias=False)
