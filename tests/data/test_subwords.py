@@ -8,7 +8,7 @@ import pytest
 
 from pretrained_models import COLORS, PIECES, save_model, transformers, write_clip_vocabulary, write_sentencepiece
 from sremkit.data.subwords import SubwordTokenizer, tokenizer_from_dict
-from sremkit.errors import DataError
+from sremkit.errors import DataError, MissingExtraError
 
 TEXTS = [
     "a red square",
@@ -64,3 +64,9 @@ def test_the_json_file_of_siglip_is_read_before_the_sentencepiece_model(tmp_path
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(DataError, match=r"neither tokenizer\.json nor spiece\.model is there"):
         SubwordTokenizer.from_folder(tmp_path, max_length=8, padded=True)
+
+
+def test_a_missing_package_for_the_sentencepiece_model_is_named(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("sremkit.data.subwords.is_installed", lambda package: package != "protobuf")
+    with pytest.raises(MissingExtraError, match=r"'protobuf' .*sremkit\[hf\]"):
+        siglip(tmp_path)

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from sremkit.data.vocabulary import Vocabulary
-from sremkit.errors import DataError
-from sremkit.extras import require
+from sremkit.errors import DataError, MissingExtraError
+from sremkit.extras import is_installed, require
 from sremkit.io import read_json
 
 KIND = "subwords"
@@ -37,6 +37,8 @@ class SubwordTokenizer:
         """The tokenizer that `save_pretrained` wrote, or the older files of published models."""
         try:
             content, pad_id = _read_tokenizer(folder)
+        except MissingExtraError:
+            raise
         except (OSError, ValueError, ImportError) as cause:
             raise DataError(f"{folder} holds no tokenizer that can be read ({cause}); copy the model again") from cause
         return cls(content, max_length=max_length, pad_id=pad_id, padded=padded)
@@ -101,7 +103,10 @@ def _read_tokenizer(folder: Path) -> tuple[str, int]:
 def _from_sentencepiece(file: Path, *, lower_case: bool) -> Any:
     """SigLIP's tokenizer: lower case, no punctuation, single spaces, then the pieces of a sentencepiece model."""
     tokenizers = require("tokenizers", extra="hf", purpose="read the tokenizer of SigLIP")
-    require("google.protobuf", extra="hf", purpose="read the tokenizer of SigLIP")
+    if not is_installed("protobuf"):
+        raise MissingExtraError(
+            "the package 'protobuf' is needed to read SigLIP's tokenizer; install it with: pip install 'sremkit[hf]'"
+        )
     converters = require("transformers.convert_slow_tokenizer", extra="hf", purpose="read the tokenizer of SigLIP")
     if not file.is_file():
         raise FileNotFoundError(f"neither tokenizer.json nor {file.name} is there")
