@@ -5,7 +5,7 @@ Resizing and cropping give uint8 pixels, which can be stored; normalising is a l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -96,8 +96,8 @@ class ImageTransform:
             width=int(width),
             shortest_edge=None if edge is None else int(edge),
             resample=int(config.get("resample", BICUBIC)),
-            mean=tuple(float(value) for value in config.get("image_mean", cls.CLIP["mean"])),
-            std=tuple(float(value) for value in config.get("image_std", cls.CLIP["std"])),
+            mean=_of_channels(config.get("image_mean", cls.CLIP["mean"])),
+            std=_of_channels(config.get("image_std", cls.CLIP["std"])),
         )
 
     @classmethod
@@ -148,6 +148,12 @@ class ImageTransform:
     def __call__(self, image: Image) -> Tensor:
         """The normalised pixels of one image, (3, height, width) float32."""
         return self.normalize(torch.from_numpy(self.resize(image)))
+
+
+def _of_channels(values: Sequence[float]) -> tuple[float, float, float]:
+    """One number for each of red, green and blue."""
+    red, green, blue = (float(value) for value in values)
+    return red, green, blue
 
 
 def _size(size: Any, name: str) -> dict[str, int]:

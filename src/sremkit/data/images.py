@@ -234,7 +234,8 @@ def decode_image(source: str | io.BytesIO, *, name: str) -> Image:
             "pairs out"
         ) from cause
     except Exception as cause:  # Pillow's decoders raise almost any exception on damaged bytes
-        raise DataError(f"{name}: the image cannot be decoded ({cause}); replace it, or leave its pairs out") from cause
+        why = str(cause).split(" <_io")[0]  # else with the address of a buffer, which differs between runs
+        raise DataError(f"{name}: the image cannot be decoded ({why}); replace it, or leave its pairs out") from cause
 
 
 def _upright_rgb(image: Image) -> Image:

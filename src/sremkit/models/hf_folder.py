@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,20 @@ CONFIG, PROCESSOR, PRETRAINED = "config.json", "preprocessor_config.json", "pret
 MODELS = ("clip", "siglip")
 PURPOSE = "use a pretrained image-text model"
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
+#: What is downloaded of a model on the hub; older ones, such as openai/clip-vit-base-patch32, have no safetensors.
+HUB_FILES, SAFETENSORS, PICKLES = ["*.json", "*.txt", "*.model"], "model*.safetensors", "pytorch_model*.bin"
+
+
+#: Files of a tokenizer, of which a folder has some.
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+                   "vocab.json", "merges.txt", "spiece.model", "tokenizer.model")  # fmt: skip
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy a tokenizer as it is, so that it stays the one that the model was published with."""
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file() and not (target / name).exists():
+            shutil.copyfile(source / name, target / name)
 
 
 def is_model_folder(folder: str | Path) -> bool:
@@ -39,12 +53,35 @@ def find_model_folder(name: str | Path) -> Path:
         return folder
     hub = require("huggingface_hub", extra="hf", purpose="find a model by its name on the hub")
     try:
-        return Path(hub.snapshot_download(str(name), allow_patterns=HUB_FILES))
+        found = Path(hub.snapshot_download(str(name), allow_patterns=[*HUB_FILES, SAFETENSORS]))
+        if not weight_files(found):
+            found = Path(hub.snapshot_download(str(name), allow_patterns=[*HUB_FILES, PICKLES]))
+        return found
     except Exception as cause:  # of the network, of the hub, of the disk
         raise DataError(
             f"{name} is no folder, and it could not be downloaded from the Hugging Face hub ({first_line(cause)}); "
             "give the folder of a saved model"
         ) from cause
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files of the weights: safetensors, else those that `torch.save` wrote."""
+    return sorted(folder.glob(SAFETENSORS)) or sorted(folder.glob(PICKLES))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Inside, transformers shows no progress bars and no warnings of a configuration's default values."""
+    logging = require("transformers", extra="hf", purpose=PURPOSE).utils.logging
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if shown:
+            logging.enable_progress_bar()
 
 
 def read_config(folder: Path) -> dict[str, Any]:

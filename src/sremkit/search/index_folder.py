@@ -170,7 +170,8 @@ def _open_model(folder: Path, data: SearchedData, progress: Progress | None = No
         return model, _with_image_root(pairs, data.image_root)
     run = RunFolder.open(folder)
     pairs = _with_image_root(_read_pairs(run.recipe().data, data), data.image_root)
-    return RunModel.open(run, pairs), pairs
+    opened = RunModel.open(run, pairs)
+    return opened, opened.pairs
 
 
 def _check_folder(folder: Path) -> None:

@@ -11,8 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sremkit.data.subwords import tokenizer_from_dict
-from sremkit.data.vocabulary import Vocabulary
+from sremkit.data.subwords import AnyTokenizer, tokenizer_from_dict
 from sremkit.errors import UserError, UserNotice
 from sremkit.io import first_line, read_json
 from sremkit.models import BACKBONES, Matcher
@@ -31,18 +30,23 @@ class StartWeights:
 
     Args:
         tensors: weights by name; none where the model reads them from `folder` itself.
-        vocabulary: of the words that the weights were trained on.
+        vocabulary: of the words that the weights were trained on, or the tokenizer of a pretrained model.
         folder: of a pretrained model of transformers.
+        model: name and options of the backbone, of an exported model.
     """
 
     source: str
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    vocabulary: Vocabulary | None = None
+    vocabulary: AnyTokenizer | None = None
     folder: Path | None = None
+    model: dict[str, Any] = field(default_factory=dict)
 
     def options_for(self, table: dict[str, Any]) -> dict[str, Any]:
-        """The recipe's model table; a backbone that reads pretrained folders gets this one."""
+        """The recipe's model table; a backbone that reads pretrained folders gets this one, or its configuration."""
         if self.folder is None:
+            if table["name"] == self.model.get("name") and BACKBONES[table["name"]].has_tokenizer:
+                options = {name: self.model["options"][name] for name in ("config", "processor")}
+                return {**{name: value for name, value in table.items() if name != "folder"}, **options}
             return table
         if not BACKBONES[table["name"]].has_tokenizer:
             raise UserError(
@@ -92,24 +96,25 @@ def find_weights(source: str) -> StartWeights:
         return StartWeights(source, folder=model_folder)
     if (path / "config.toml").is_file():
         tensors, facts = RunFolder.open(path).best()
-        return StartWeights(source, without_prefix("model", tensors), _vocabulary(source, facts.get("vocabulary")))
+        vocabulary = _vocabulary(source, facts.get("vocabulary"))
+        return StartWeights(source, without_prefix("model", tensors), vocabulary, model=facts.get("model", {}))
     if (path / "config.json").is_file() and (path / "model.safetensors").is_file():
-        stored = path / "vocabulary.json"
+        file = path / "vocabulary.json"
         try:
             tensors = load_file(path / "model.safetensors")
         except (OSError, SafetensorError) as cause:
             raise UserError(f"{path / 'model.safetensors'} is damaged ({cause}); export the model again") from cause
-        return StartWeights(source, tensors, _vocabulary(source, read_json(stored) if stored.is_file() else None))
+        vocabulary = _vocabulary(source, read_json(file) if file.is_file() else None)
+        return StartWeights(source, tensors, vocabulary, model=read_json(path / "config.json").get("model", {}))
     raise UserError(
         f"{source} is neither a run, nor an exported model, nor a model of transformers; name a folder with one of them"
     )
 
 
-def _vocabulary(source: str, stored: dict[str, Any] | None) -> Vocabulary | None:
+def _vocabulary(source: str, stored: dict[str, Any] | None) -> AnyTokenizer | None:
     try:
-        tokenizer = None if stored is None else tokenizer_from_dict(stored)
+        return None if stored is None else tokenizer_from_dict(stored)
     except (KeyError, TypeError, AttributeError) as cause:
         raise UserError(
             f"the vocabulary of {source} is damaged ({first_line(cause)}); export the model again"
         ) from cause
-    return tokenizer if isinstance(tokenizer, Vocabulary) else None

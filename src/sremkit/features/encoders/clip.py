@@ -11,11 +11,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
 
+from sremkit.data.subwords import SubwordTokenizer
 from sremkit.errors import DataError
 from sremkit.extras import require
 from sremkit.features.encoders import ImageFeatures
-from sremkit.models.hf_folder import CONFIG, PROCESSOR, check_sides, find_model_folder, loading, read_config
+from sremkit.models.hf_folder import (
+    CONFIG,
+    PROCESSOR,
+    check_sides,
+    find_model_folder,
+    loading,
+    quiet,
+    read_config,
+    weight_files,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -55,7 +66,7 @@ class CLIPFolder:
         digest = hashlib.sha256()
         for name in (CONFIG, PROCESSOR):
             digest.update((self.folder / name).read_bytes())
-        for weights in sorted(self.folder.glob("*.safetensors")):
+        for weights in weight_files(self.folder):
             with weights.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
         return f"{self.kind} {self.folder.name} ({digest.hexdigest()[:8]}), unit length"
@@ -77,11 +88,14 @@ class CLIPFolder:
         transformers = require("transformers", extra="hf", purpose=PURPOSE)
         images = require("PIL.Image", extra="hf", purpose=PURPOSE)
         local = {"local_files_only": True, "trust_remote_code": False}
-        with loading(self.folder):
-            self._tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder, **local)
+        with loading(self.folder), quiet():
             # With Pillow: the default processors need torchvision, which resizes differently.
             self._processor = transformers.AutoImageProcessor.from_pretrained(self.folder, backend="pil", **local)
-            self._model = transformers.AutoModel.from_pretrained(self.folder, use_safetensors=True, **local).eval()
+            model = transformers.AutoModel.from_pretrained(self.folder, **local).eval()
+            longest = model.config.text_config.max_position_embeddings
+            padded = self.kind == "siglip"  # it was trained on padded texts
+            self._tokenizer = SubwordTokenizer.from_folder(self.folder, max_length=longest, padded=padded)
+            self._model = model
             for vectors in (self.image_vector(images.new("RGB", (32, 24)))[None], self.text_vectors(["a trial"])):
                 if vectors.shape != (1, self.dim) or not np.isfinite(vectors).all():
                     raise DataError(
@@ -100,15 +114,11 @@ class CLIPFolder:
     def text_vectors(self, texts: Sequence[str]) -> np.ndarray:
         """Unit vectors (k, d) of texts, truncated to the model's maximum length."""
         self.load()
-        tokens = self._tokenizer(
-            list(texts),
-            padding="max_length" if self.kind == "siglip" else True,  # SigLIP was trained on padded texts
-            truncation=True,
-            max_length=self._model.config.text_config.max_position_embeddings,
-            return_tensors="pt",
-        )
-        names = ("input_ids",) if self.kind == "siglip" else ("input_ids", "attention_mask")
-        return _unit(self._model.get_text_features(**{name: tokens[name] for name in names}))
+        tokens = [torch.tensor(self._tokenizer.encode(text)) for text in texts]
+        present = pad_sequence([torch.ones_like(ids) for ids in tokens], batch_first=True)
+        words = pad_sequence(tokens, batch_first=True, padding_value=self._tokenizer.pad_id)
+        mask = {} if self.kind == "siglip" else {"attention_mask": present}
+        return _unit(self._model.get_text_features(input_ids=words, **mask))
 
     def __getstate__(self) -> dict[str, Any]:  # other processes load the weights themselves
         return {**self.__dict__, "_model": None, "_tokenizer": None, "_processor": None}
