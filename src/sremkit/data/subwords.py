@@ -103,7 +103,7 @@ def _read_tokenizer(folder: Path) -> tuple[str, int]:
 
 
 def _from_sentencepiece(file: Path, *, lower_case: bool) -> Any:
-    """SigLIP's tokenizer: lower case, no punctuation, single spaces, then the pieces of a sentencepiece model."""
+    """SigLIP's tokenizer: lower case, no punctuation, single spaces, then the vocabulary of a sentencepiece model."""
     tokenizers = require("tokenizers", extra="hf", purpose="read the tokenizer of SigLIP")
     if not is_installed("protobuf"):
         raise MissingExtraError(
