@@ -30,6 +30,7 @@ FILES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "LICENSE
 FENCE_ATTRIBUTES = re.compile(r"^```(\w+) skip=.*$", re.M)  # for the tests of the code blocks
 SETUP = re.compile(r"<!-- (setup\n|continues ).*?-->\n*", re.S)
 WIDE = ("docs/equations.md", "results/")  # tables of many columns, shown in place of the list of contents
+HISTORY = ("docs/lab.md", "docs/decisions.md", "docs/deviations.md", "CHANGELOG.md", "results/")  # last in searches
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)\s#]+)(#[^)\s]*)?\)")
 
 
@@ -81,9 +82,18 @@ def page_text(source: Path) -> str:
             return f"]({match[1].rstrip('/')}/README.md{match[2] or ''})"
         return f"]({match[1].removesuffix('.ipynb')}.md)" if match[1].endswith(".ipynb") else match[0]
 
-    wide = source.relative_to(REPOSITORY).as_posix().startswith(WIDE)
-    hidden = "[toc]" if source.parent.name == "docs" or source.name == "README.md" else "[toc, navigation]"
-    return (f"---\nhide: {hidden}\n---\n\n" if wide else "") + LINK.sub(to_page, text)
+    return front_matter(source.relative_to(REPOSITORY).as_posix()) + LINK.sub(to_page, text)
+
+
+def front_matter(path: str) -> str:
+    """How the theme shows a page, and where a search finds it."""
+    lines = []
+    if path.startswith(WIDE):
+        is_listed = path.startswith("docs/") or path.endswith("README.md")
+        lines.append("hide: [toc]" if is_listed else "hide: [toc, navigation]")
+    if path.startswith(HISTORY):
+        lines.append("search: {boost: 0.2}")
+    return "".join(f"{line}\n" for line in ("---", *lines, "---", "")) if lines else ""
 
 
 def nav() -> list[Any]:
