@@ -75,6 +75,13 @@ TRAININGS = {  # what each sets anew in SCENES, or in DUAL if it is named so
     "method/bicro-normal": f"method.name=bicro method.mixture=normal {LOGIT}",
     "method/mscn": MSCN,
     "method/mscn-mean": f"{MSCN} method.negatives=mean method.meta_interval=2 {LOGIT}",
+    "method/crcl": "method.name=crcl method.temperature=0.5 method.restarts=1 method.restart_epochs=1",
+    "method/gsc": "method.name=gsc method.structure_weight=1.0",
+    "method/in2r": "method.name=in2r method.num_neighbours=2",
+    "method/l2rm": f"method.name=l2rm {LOGIT} method.temperature=1.0 method.cost_scale=10.0 method.cost_rate=1e-2",
+    "method/l2rm-normal": "method.name=l2rm method.mixture=normal method.mask_repeated_images=false",
+    "method/npc": "method.name=npc method.memory_every=2",
+    "training/repeated-images": "method.name=decl method.mask_repeated_images=false model.scale=2.0",
     "training/averaged": "training.average=0.9",
     "training/order": "training.unique_images=true training.bucket_by_length=true",
     "training/image-noise": "noise.protocol=image training.drop_last=true",
@@ -229,9 +236,10 @@ def write_inputs(inputs: Path) -> None:
 
 def _write_scenes(folder: Path, rng: np.random.Generator) -> None:
     """200 pictures with three captions each."""
-    from sremkit.data.scenes import make_scenes
+    from sremkit.data.generated.scenes import make_scenes
 
     scenes = make_scenes(200)
+    assert scenes.images is not None
     (folder / "pictures").mkdir(parents=True)
     for k in range(200):
         scenes.images.open(k).save(folder / "pictures" / f"{k:03d}.png")

@@ -28,9 +28,10 @@ SOURCE = Path(sremkit.__file__).parent
 NOT_ON_THE_WAY = (
     "config/", "registry.py", "experiment.py", "cli/", "extras.py", "errors.py", "io.py", "evaluation/", "reports/",
     "methods/base.py", "methods/common/batch_accuracy.py", "objectives/warmup.py", "training/warmup.py",
-    "models/__init__.py", "data/formats/__init__.py",
+    "models/__init__.py", "data/formats/__init__.py", "methods/common/state_dicts.py",
     "training/metrics.py", "training/diagnostics.py", "training/reporters.py", "training/state.py",
-    "training/distributed.py", "training/cuda_graphs.py", "training/checkpoint.py", "audit/report.py",
+    "training/distributed.py", "training/execution.py", "training/cuda_graphs.py", "training/checkpoint.py",
+    "audit/report.py",
 )  # fmt: skip
 BACKBONES = {
     "dual": ["data.words=false", "model.hidden_size=16", "model.embed_size=8"],

@@ -78,6 +78,14 @@ def test_images_in_one_archive_differ_by_their_place(tmp_path: Path) -> None:
     assert image_state(chosen.images, 0) == image_state(images, 1)
 
 
+def test_selected_images_keep_their_state(tmp_path: Path) -> None:
+    """`Pairs.select_images` once had a class of its own, in which no date was found: caches took new images for old."""
+    shard = write_shard(tmp_path / "0.tar", {"a": "one", "b": "two"})
+    pairs = open_source(shard).pairs
+    chosen = pairs.select(np.array([1])).select_images(np.array([1]))
+    assert image_state(chosen.images, 0) == image_state(pairs.images, 1) is not None
+
+
 def test_the_fingerprint_of_rows_depends_on_columns_and_problems() -> None:
     rows = rows_of_pairs(make_pairs(), {"note": ["a", "b", "c"]})
     assert fingerprint_rows(rows) != fingerprint_rows(rows_of_pairs(make_pairs(), {"note": ["a", "b", "d"]}))

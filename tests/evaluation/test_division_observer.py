@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sremkit.data.batch import Batch
-from sremkit.evaluation.division_observer import DivisionObserver
+from sremkit.evaluation.noise_observer import DivisionObserver
 from sremkit.objectives import Loss, PairReport
 
 TRUE, GIVEN = np.array([0, 1, 2, 3, 4]), np.array([0, 1, 3, 4, 2])  # the last three are wrong

@@ -13,14 +13,14 @@ from oracles import ncr, triplet
 from sremkit.errors import UserError
 from sremkit.methods import build_method
 from sremkit.methods.bicro import bidirectional_consistency, ratio
+from sremkit.methods.common.batch_scores import pooled_vectors
 from sremkit.methods.common.co_teaching import Strongest, best_tenth, match_strength
 from sremkit.methods.common.mixtures import fit_two_betas, lower_gaussian_probability
-from sremkit.methods.common.vectors import pooled_vectors
 from sremkit.models.matcher import Encoded
 
 
 def found_labels(stage: Stage, network: int) -> torch.Tensor:
-    split = stage.method._split(stage.batch, stage.method._distinct(stage.batch), by=1 - network)
+    split = stage.method._split(stage.batch, stage.method._valid(stage.batch), by=1 - network)
     return stage.method.labels(stage.method._predict(stage.batch), network, split)
 
 
@@ -82,7 +82,7 @@ def test_the_loss_is_the_oracles(with_noisy: bool, negatives: str) -> None:
 
 def misassigned(stage: Stage, network: int) -> torch.Tensor:
     """The public code's scatter: the k-th pair that is no anchor gets the k-th value of the whole batch."""
-    split = stage.method._split(stage.batch, stage.method._distinct(stage.batch), by=1 - network)
+    split = stage.method._split(stage.batch, stage.method._valid(stage.batch), by=1 - network)
     peer = stage.method._predict(stage.batch)[1 - network]
     anchors = best_tenth(match_strength(peer.scores, margin=0.2, valid=split.valid), split.clean)
     right = found_labels(stage, network)
@@ -94,7 +94,7 @@ def misassigned(stage: Stage, network: int) -> torch.Tensor:
 
 
 def own_network(stage: Stage, network: int) -> torch.Tensor:
-    split = stage.method._split(stage.batch, stage.method._distinct(stage.batch), by=1 - network)
+    split = stage.method._split(stage.batch, stage.method._valid(stage.batch), by=1 - network)
     return stage.method.labels(stage.method._predict(stage.batch)[::-1], network, split)
 
 

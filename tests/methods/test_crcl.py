@@ -64,7 +64,7 @@ def test_no_gradient_goes_through_the_labels() -> None:
     method.loss(lambda _: logits, batch_of(6), warmup=False).total.backward()
     labels = torch.tensor(oracle.new_labels((logits / 0.5).tolist(), [1.0] * 6, 0.0, 0.1), dtype=torch.float64)
     again = logits.detach().requires_grad_()
-    from sremkit.objectives.active_complementary import active_complementary as loss
+    from sremkit.objectives.rcl import active_complementary as loss
 
     (
         loss(again / 0.5, labels, complementary_weight=2.0) + loss(again.T / 0.5, labels, complementary_weight=2.0)

@@ -44,7 +44,7 @@ def test_the_loss_is_the_oracles(seed: int, with_noisy: bool, negatives: str) ->
 
 
 def split_of(stage: Stage, network: int) -> PeerSplit:
-    return stage.method._split(stage.batch, stage.method._distinct(stage.batch), by=1 - network)
+    return stage.method._split(stage.batch, stage.method._valid(stage.batch), by=1 - network)
 
 
 def twin_total(stage: Stage, labels) -> float:

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from oracles import crcl as oracle
-from sremkit.objectives.active_complementary import active_complementary
 from sremkit.objectives.contrastive import infonce
-from sremkit.objectives.rcl import rcl
+from sremkit.objectives.rcl import active_complementary, rcl
 
 
 def case(b: int = 6) -> tuple[torch.Tensor, torch.Tensor]:

@@ -206,11 +206,11 @@ def test_a_run_whose_compilation_fails_has_the_numbers_of_an_eager_run() -> None
         forward, told = trainer.step.forward, []
         trainer.reporter.warn = told.append  # type: ignore[method-assign]
         if breaks:
-            trainer._may_fall_back = True
+            trainer.run_step.may_fall_back = True
 
             class Broken:
                 def __call__(self, batch: Batch) -> torch.Tensor:
-                    if trainer._may_fall_back:
+                    if trainer.run_step.may_fall_back:
                         torch.rand(3)
                         raise RuntimeError("Inductor has no compiler")
                     return forward(batch)

@@ -340,9 +340,9 @@ class StandIn:
 @pytest.mark.parametrize(("precision", "usual"), [("bf16", 3), ("float32", 0)])
 def test_only_steps_in_the_precision_of_the_training_are_captured(precision: str, usual: int) -> None:
     trainer = tiny.tiny_trainer(epochs=1, precision=precision, float32_steps=3)
-    trainer.graphed = StandIn(trainer._eager_step)
+    trainer.run_step.graphed = StandIn(trainer.run_step._run)
     trainer.run()
-    story = trainer.graphed.story
+    story = trainer.run_step.graphed.story
     assert len(story) > 3
     assert story == ["eager"] * usual + ["captured"] * (len(story) - usual)
 

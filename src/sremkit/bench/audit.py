@@ -24,7 +24,7 @@ from sremkit.bench.audit_collections import COLLECTIONS, GIVEN, NoisyPairs, draw
 from sremkit.bench.figures import TEN_COLORS, save_figure
 from sremkit.bench.grid import read_row, row_file, run_in_subprocess
 from sremkit.bench.rivals import UNSUPERVISED, Detection, lemon_tuned
-from sremkit.bench.tables import Table
+from sremkit.bench.tables import Table, grouped
 from sremkit.bench.wrong_captions import KINDS
 from sremkit.errors import UserError
 from sremkit.evaluation import detection_metrics
@@ -204,10 +204,10 @@ def audit_table(rows: Sequence[dict[str, Any]]) -> Table:
     precision = rows[0]["precision"]
     over = "1 seed" if seeds == 1 else f"means over up to {seeds} seeds"
     table = Table(f"Detection of wrong pairs, {over}", COLUMNS, labels=3)
-    for place, of_place in _groups(rows, ("data", "size")):
+    for place, of_place in grouped(rows, "data", "size").items():
         lines = []
-        for noise, of_noise in _groups(of_place, ("kind", "rate")):
-            for (detector,), of_detector in _groups(of_noise, ("detector",)):
+        for noise, of_noise in grouped(of_place, "kind", "rate").items():
+            for (detector,), of_detector in grouped(of_noise, "detector").items():
                 lines.append([noise[0], f"{_mean(of_detector, 'true_rate'):.1%}", detector, *_line(of_detector)])
         data, size = place
         table.add_section(f"{data}, {size or of_place[0]['pairs']:,} pairs", lines)
@@ -221,15 +221,15 @@ def audit_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 def draw_audit_figure(rows: Sequence[dict[str, Any]], stem: Path) -> list[Path]:
     """AUROC of each detector by kind of wrong captions, a panel for each collection, size and rate."""
-    panels = _groups(rows, ("data", "size", "rate"))
+    panels = grouped(rows, "data", "size", "rate")
     detectors = list(dict.fromkeys(row["detector"] for row in rows))
     figure, axes = new_axes(1, len(panels), width=1.6 + 3.6 * len(panels), height=3.8)
-    for axis, ((data, size, rate), of_panel) in zip(axes, panels, strict=True):
+    for axis, ((data, size, rate), of_panel) in zip(axes, panels.items(), strict=True):
         kinds = list(dict.fromkeys(row["kind"] for row in of_panel))
         for number, detector in enumerate(detectors):
             points = [
                 (kinds.index(kind) + (number - (len(detectors) - 1) / 2) * 0.08, row["auroc"])
-                for (kind, name), of_kind in _groups(of_panel, ("kind", "detector"))
+                for (kind, name), of_kind in grouped(of_panel, "kind", "detector").items()
                 if name == detector
                 for row in of_kind
             ]
@@ -257,14 +257,6 @@ def _read(cell: AuditCell, folder: Path) -> NoisyPairs:
         )
     assert cell.size is not None
     return draw_pairs(cell.data, kind=cell.kind, rate=cell.rate, size=cell.size, seed=cell.seed, folder=folder)
-
-
-def _groups(rows: Iterable[dict[str, Any]], names: Sequence[str]) -> list[tuple[tuple[Any, ...], list[dict[str, Any]]]]:
-    """Rows with equal values of these columns, in order of first appearance."""
-    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        found.setdefault(tuple(row[name] for name in names), []).append(row)
-    return list(found.items())
 
 
 def _line(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -29,7 +29,7 @@ from sremkit.data.training_pairs import read_split, resolve_source
 from sremkit.errors import UserError
 from sremkit.evaluation import detection_metrics, retrieval_recall_folds
 from sremkit.evaluation.detection import CROWD_FILE, crowd_agreement
-from sremkit.evaluation.division_observer import DivisionObserver
+from sremkit.evaluation.noise_observer import DivisionObserver
 from sremkit.evaluation.scoring import in_batch_scores, score_matrix
 from sremkit.experiment import Prepared, describe_noise, make_batches, make_trainer, peak_memory_mb, prepare
 from sremkit.io import atomic_write, digest, read_json

@@ -78,17 +78,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_reading(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """The options that say how pairs are read; returns the group for those that exist already."""
+    add_columns(parser).add_argument("--split", help="only this split (default: all)")
+    existing = parser.add_argument_group("embeddings, or the pairs of a run")
+    existing.add_argument("--image-emb", type=Path, metavar="NPY", help="an image vector for each row")
+    existing.add_argument("--text-emb", type=Path, metavar="NPY", help="a text vector for each row")
+    return existing
+
+
+def add_columns(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """The options of a table's columns and of the format; returns their group."""
     reading = parser.add_argument_group("reading the pairs")
     reading.add_argument("--image", metavar="COLUMN", help="column of image paths, in a table")
     reading.add_argument("--text", metavar="COLUMN", help="column of captions, in a table")
     reading.add_argument("--id", metavar="COLUMN", help="column of ids, in a table (default: row numbers)")
     reading.add_argument("--image-root", metavar="DIR", help="folder that relative image paths start from")
     reading.add_argument("--format", help="one of `srem list formats`, if it is not recognised")
-    reading.add_argument("--split", help="only this split (default: all)")
-    existing = parser.add_argument_group("embeddings, or the pairs of a run")
-    existing.add_argument("--image-emb", type=Path, metavar="NPY", help="an image vector for each row")
-    existing.add_argument("--text-emb", type=Path, metavar="NPY", help="a text vector for each row")
-    return existing
+    return reading
+
+
+def column_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of `add_columns` that were given, the format aside, as readers take them."""
+    options = {name: getattr(args, name) for name in COLUMNS}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def add_cutoff(parser: argparse.ArgumentParser) -> None:
@@ -148,7 +159,7 @@ def open_audit(args: argparse.Namespace) -> Audit:
     """The audit of the pairs that the arguments name."""
     from sremkit.audit.audit import Audit
 
-    embeddings, options = (args.image_emb, args.text_emb), _column_options(args)
+    embeddings, options = (args.image_emb, args.text_emb), column_options(args)
     if args.run_folder is not None:
         if args.pairs is not None or any(embeddings) or options or args.split or args.format:
             raise UserError("a run has its own pairs; give --run alone")
@@ -198,7 +209,7 @@ def make_plan(args: argparse.Namespace) -> ShardPlan:
         raise UserError("--then-train needs all pairs in memory, and --sharded holds one shard; leave out one of them")
     if args.words:
         raise UserError("--words needs all pairs in memory, and --sharded holds one shard; leave out one of them")
-    embeddings, options = (args.image_emb, args.text_emb), _column_options(args)
+    embeddings, options = (args.image_emb, args.text_emb), column_options(args)
     sources = [args.pairs is not None, any(embeddings), args.run_folder is not None]
     if sum(sources) != 1 or args.run_folder is not None or any(embeddings) != all(embeddings):
         raise UserError(
@@ -233,11 +244,6 @@ def _refuse_columns(args: argparse.Namespace, options: dict[str, Any]) -> None:
             "--image-emb and --text-emb without a table have no columns, splits or format; leave those options out, or "
             "name the table as well: srem audit pairs.csv --image-emb x.npy --text-emb y.npy"
         )
-
-
-def _column_options(args: argparse.Namespace) -> dict[str, Any]:
-    options = {name: getattr(args, name) for name in COLUMNS}
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def training_lines(summary: dict[str, Any]) -> list[str]:

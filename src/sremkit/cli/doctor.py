@@ -6,7 +6,6 @@ srem doctor
 from __future__ import annotations
 
 import argparse
-import os
 import platform
 import re
 import sys
@@ -51,8 +50,9 @@ def _versions() -> dict[str, str]:
 def _devices() -> dict[str, str]:
     import torch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    found = {"cpu": f"{cores} cores; threads of torch: {torch.get_num_threads()}"}
+    from sremkit.data.worker_processes import usable_cores
+
+    found = {"cpu": f"{usable_cores()} cores; threads of torch: {torch.get_num_threads()}"}
     for k in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(k)
         found[f"cuda:{k}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sremkit.cli import numbers
+from sremkit.cli.audit import add_columns, column_options
 from sremkit.cli.progress import StageProgress, duration
 from sremkit.errors import UserError
 
@@ -43,13 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KINDS",
         help="pooled (one vector per image), grid (6x6 vectors per image), sentences (one vector per caption)",
     )
-    reading = parser.add_argument_group("input")
-    reading.add_argument("--format", help="one of `srem list formats`; recognised by default")
-    reading.add_argument("--split", action="append", help="read only this split; may be repeated (default: all)")
-    reading.add_argument("--image", metavar="COLUMN", help="column of image paths, for tables")
-    reading.add_argument("--text", metavar="COLUMN", help="column of captions, for tables")
-    reading.add_argument("--id", metavar="COLUMN", help="column of ids, for tables")
-    reading.add_argument("--image-root", metavar="DIR", help="folder that relative image paths start from")
+    add_columns(parser).add_argument("--split", action="append", help="only this split; may be repeated (default: all)")
     working = parser.add_argument_group("processing")
     working.add_argument(
         "--encoder",
@@ -79,9 +74,7 @@ def run(args: argparse.Namespace) -> None:
     if args.batch_size < 1 or (args.workers is not None and args.workers < 0):
         raise UserError("--batch-size must be 1 or more, and --workers 0 or more")
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    options = {name: getattr(args, name) for name in ("image", "text", "id", "image_root")}
-    given = {name: value for name, value in options.items() if value is not None}
-    collection = read_collection(args.pairs, splits=args.split, format=args.format, **given)
+    collection = read_collection(args.pairs, splits=args.split, format=args.format, **column_options(args))
     _print_input(console, collection)
     encoders: dict[str, Any] = {}
     if args.encoder is not None:

@@ -51,6 +51,17 @@ def run(args: argparse.Namespace) -> None:
     build(args.folder, data, Console(highlight=False, markup=False, soft_wrap=True), args.kind, args.candidates)
 
 
+def open_or_build(folder: Path) -> Searcher:
+    """The index of a folder, which is built with default options where it is missing; progress goes to stderr."""
+    from rich.console import Console
+
+    from sremkit.search.index_folder import SearchedData, has_index, open_index
+
+    if has_index(folder):
+        return open_index(folder)
+    return build(folder, SearchedData(), Console(highlight=False, markup=False, soft_wrap=True, stderr=True))
+
+
 def build(
     folder: Path, data: object, console: Console, kind: str | None = None, candidates: int | None = None
 ) -> Searcher:

@@ -14,6 +14,7 @@ from sremkit.extras import is_installed
 
 if TYPE_CHECKING:
     from sremkit.config.recipes import Recipe
+    from sremkit.models import Matcher
 
 Condition = Callable[[argparse.Namespace], bool]
 
@@ -39,16 +40,29 @@ def on_scenes(args: argparse.Namespace) -> bool:
 
 def on_pixels(args: argparse.Namespace) -> bool:
     """Whether the model reads pixels."""
-    return any(_reads_pixels(recipe) for recipe in _recipes(args))
+    return any(backbone.image_input == "pixels" for backbone in _backbones(args))
 
 
 def _reads_pixels(recipe: Recipe) -> bool:
-    return recipe.model["name"] in ("clip", "vit")
+    return any(backbone.image_input == "pixels" for backbone in _backbones_of([recipe]))
 
 
 def fine_tunes(args: argparse.Namespace) -> bool:
-    """Whether the model is a pretrained one of transformers."""
-    return any(recipe.model["name"] == "clip" for recipe in _recipes(args))
+    """Whether the model is a pretrained one with a tokenizer of its own."""
+    return any(backbone.has_tokenizer for backbone in _backbones(args))
+
+
+def _backbones(args: argparse.Namespace) -> list[type[Matcher]]:
+    """The backbones of the recipes that a command names; an unknown one is refused by the command itself."""
+    return _backbones_of(_recipes(args))
+
+
+def _backbones_of(recipes: Sequence[Recipe]) -> list[type[Matcher]]:
+    if not recipes:
+        return []
+    from sremkit.models import BACKBONES
+
+    return [BACKBONES[recipe.model["name"]] for recipe in recipes if recipe.model["name"] in BACKBONES]
 
 
 def _recipes(args: argparse.Namespace) -> list[Recipe]:

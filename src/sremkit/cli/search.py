@@ -31,12 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from rich.console import Console
-
-    from sremkit.cli.index import build
+    from sremkit.cli.index import open_or_build
     from sremkit.data.images import decode_image
     from sremkit.io import atomic_write
-    from sremkit.search.index_folder import SearchedData, has_index, open_index
     from sremkit.search.output import as_html, as_json, as_table
 
     if (args.text is None) == (args.image is None):
@@ -46,11 +43,7 @@ def run(args: argparse.Namespace) -> None:
     if not 1 <= args.k <= MAX_RESULTS:
         raise UserError(f"-k must be from 1 to {MAX_RESULTS}, got {args.k}")
     query_image = None if args.image is None else decode_image(str(args.image), name=str(args.image))
-    if has_index(args.folder):
-        searcher = open_index(args.folder)
-    else:
-        console = Console(highlight=False, markup=False, soft_wrap=True, stderr=True)
-        searcher = build(args.folder, SearchedData(), console)
+    searcher = open_or_build(args.folder)
     if query_image is None:
         (hits,) = searcher.search_texts([args.text], args.k)
         query, shown = {"text": args.text}, args.text

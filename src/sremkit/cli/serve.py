@@ -32,10 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from rich.console import Console
-
-    from sremkit.cli.index import build
-    from sremkit.search.index_folder import SearchedData, has_index, open_index
+    from sremkit.cli.index import open_or_build
     from sremkit.search.server.app import EXTRA, build_app
     from sremkit.search.server.monitoring import log_as_json
     from sremkit.web.security import is_loopback, new_token
@@ -47,11 +44,7 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"--threads must be 1 or more, got {args.threads}")
     bound = open_socket(args.host, args.port)  # a port in use is reported before the index is read
     try:
-        if has_index(args.folder):
-            searcher = open_index(args.folder)
-        else:
-            console = Console(highlight=False, markup=False, soft_wrap=True, stderr=True)
-            searcher = build(args.folder, SearchedData(), console)
+        searcher = open_or_build(args.folder)
         searcher.search_texts(["a photo"])  # loads the encoders before the first request
         token = None if is_loopback(args.host) else new_token()
         app = build_app(searcher, token=token, timeout=args.timeout, threads=args.threads)

@@ -30,11 +30,8 @@ class Augmentation:
 
     def __init__(self, num_pairs: int, *, seed: int, min_area: float = 1.0, flip: float = 0.0) -> None:
         self.num_pairs, self.seed, self.min_area, self.flip = num_pairs, seed, min_area, flip
+        self.is_on = min_area < 1 or flip > 0
         self._epoch, self._drawn = -1, np.zeros((0, 5))
-
-    @property
-    def is_on(self) -> bool:
-        return self.min_area < 1 or self.flip > 0
 
     def boxes(self, rows: np.ndarray, epoch: int) -> np.ndarray:
         """Crops (k, 4) of these pairs: centre x, centre y, half width, half height, in [-1, 1]; negative: mirrored."""

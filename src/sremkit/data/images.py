@@ -8,7 +8,6 @@ import tarfile
 import warnings
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from sremkit.data.format_utils import IMAGE_ROOT_HINT, Problem, Problems
-from sremkit.data.pairs import ImageSource, Pairs, SelectedRows
+from sremkit.data.pairs import ImageSource, Pairs, SelectedImages
 from sremkit.errors import DataError
 from sremkit.extras import require
 
@@ -144,23 +143,6 @@ class TarImages:
         return decode_image(io.BytesIO(data), name=self.name(index))
 
 
-class SelectedImages:
-    """Some images of a source, renumbered from 0."""
-
-    def __init__(self, source: ImageSource, rows: np.ndarray) -> None:
-        self.source = source
-        self.selected = rows
-
-    def __len__(self) -> int:
-        return len(self.selected)
-
-    def name(self, index: int) -> str:
-        return self.source.name(int(self.selected[index]))
-
-    def open(self, index: int) -> Image:
-        return self.source.open(int(self.selected[index]))
-
-
 class JoinedImages:
     """The images of several sources under consecutive numbers."""
 
@@ -188,15 +170,7 @@ class JoinedImages:
 def only_used_images(pairs: Pairs, rows: np.ndarray) -> Pairs:
     """Select pairs, and of the images only those they use, renumbered."""
     selected = pairs.select(rows)
-    used, numbers = np.unique(selected.image_of_text, return_inverse=True)
-    images, features = pairs.images, pairs.image_features
-    return replace(
-        selected,
-        image_of_text=numbers.astype(np.int64),
-        image_ids=[pairs.image_ids[k] for k in used],
-        images=None if images is None else SelectedImages(images, used),
-        image_features=None if features is None else SelectedRows(features, used),
-    )
+    return selected.select_images(np.unique(selected.image_of_text))
 
 
 def image_state(images: ImageSource, number: int) -> list[int | str] | None:
@@ -235,6 +209,7 @@ def decode_image(source: str | io.BytesIO, *, name: str) -> Image:
     A missing, damaged or too large image raises `DataError` with its name.
     """
     image_module = require("PIL.Image", extra="data", purpose="read images")
+    unidentified = require("PIL", extra="data", purpose="read images").UnidentifiedImageError
     too_large = DataError(
         f"{name}: the image has more than {MAX_PIXELS:,} pixels; make it smaller, or raise "
         "sremkit.data.images.MAX_PIXELS"
@@ -253,8 +228,14 @@ def decode_image(source: str | io.BytesIO, *, name: str) -> Image:
         raise DataError(f"{name} does not exist; check the path of the image folder") from cause
     except image_module.DecompressionBombError as cause:  # Pillow's own limit
         raise too_large from cause
+    except unidentified as cause:  # whose message has an address in memory
+        raise DataError(
+            f"{name}: the image cannot be decoded (it is none of {', '.join(_FORMATS)}); replace it, or leave its "
+            "pairs out"
+        ) from cause
     except Exception as cause:  # Pillow's decoders raise almost any exception on damaged bytes
-        raise DataError(f"{name}: the image cannot be decoded ({cause}); replace it, or leave its pairs out") from cause
+        why = str(cause).split(" <_io")[0]  # else with the address of a buffer, which differs between runs
+        raise DataError(f"{name}: the image cannot be decoded ({why}); replace it, or leave its pairs out") from cause
 
 
 def _upright_rgb(image: Image) -> Image:

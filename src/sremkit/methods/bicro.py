@@ -14,15 +14,14 @@ Reference: Yang et al., BiCro: Noisy Correspondence Rectification for Multi-moda
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from sremkit.methods.base import METHODS
+from sremkit.methods.common.batch_scores import pooled_vectors
 from sremkit.methods.common.co_teaching import CoTeaching, PeerSplit, Prediction, Strongest, best_tenth, match_strength
-from sremkit.methods.common.mixtures import fit_two_betas, lower_gaussian_probability
-from sremkit.methods.common.vectors import pooled_vectors
+from sremkit.methods.common.mixtures import Mixture, lower_probability
 from sremkit.objectives.logits import product
 
 
@@ -39,7 +38,7 @@ class BiCro(CoTeaching):
 
     warmup_keep: float = 0.3
     min_label: float = 0.5
-    mixture: Literal["beta", "normal"] = "beta"
+    mixture: Mixture = "beta"
 
     def warmup_hinges(self, scores: Tensor, valid: Tensor) -> Tensor:
         hinges = super().warmup_hinges(scores, valid)
@@ -48,9 +47,7 @@ class BiCro(CoTeaching):
         return hinges * torch.zeros_like(hinges).scatter(0, smallest, 1.0)
 
     def clean_posterior(self, losses: Tensor) -> Tensor:
-        if self.mixture == "normal":
-            return lower_gaussian_probability(losses)
-        return fit_two_betas(losses).lower_probability(losses)
+        return lower_probability(losses, self.mixture)
 
     def labels(self, predictions: list[Prediction], network: int, split: PeerSplit) -> Tensor:
         peer = predictions[1 - network]

@@ -1,6 +1,6 @@
 """CRCL: active complementary learning with labels that refine themselves.
 
-The loss of a pair is that of `objectives/active_complementary.py`, both directions. Its label follows the model:
+The loss of a pair is that of `objectives/rcl.py`, both directions. Its label follows the model:
 
     y_i <- label_decay y_i + (1 - label_decay) p_i,   p_i the mean of P_ii over both directions;   y_i < min_label
     becomes 0
@@ -22,10 +22,9 @@ from torch import Tensor
 
 from sremkit.data.batch import Batch
 from sremkit.methods.base import METHODS, Forward, Method, TrainingContext
-from sremkit.methods.hinge import Similarity, similarity_of
+from sremkit.methods.common.batch_scores import Similarity, candidate_mask, match_probability, similarity_of
 from sremkit.objectives import Loss
-from sremkit.objectives.active_complementary import active_complementary
-from sremkit.objectives.logits import distinct_images, mask_invalid
+from sremkit.objectives.rcl import active_complementary
 from sremkit.objectives.terms import PairReport
 
 
@@ -91,13 +90,12 @@ class CRCL(Method):
 
     def loss(self, forward: Forward, batch: Batch, *, warmup: bool) -> Loss:
         scores = similarity_of(forward(batch), self.similarity) / self.temperature
-        valid = distinct_images(batch.image_id) if self.mask_repeated_images else None
-        masked = mask_invalid(scores.detach(), valid)
-        probability = (masked.softmax(1).diagonal() + masked.softmax(0).diagonal()) / 2
-        label = self._updated_labels(probability.to(self.label), batch.pair_id, warmup=warmup)
+        valid = candidate_mask(batch, self.mask_repeated_images)
+        probability = match_probability(scores, valid).to(self.label)
+        label = self._updated_labels(probability, batch.pair_id, warmup=warmup)
         i2t, t2i = (
-            active_complementary(s, label.to(s), complementary_weight=self.complementary_weight, valid=v).mean()
-            for s, v in ((scores, valid), (scores.T, None if valid is None else valid.T))
+            active_complementary(s, label.to(s), complementary_weight=self.complementary_weight, valid=valid).mean()
+            for s in (scores, scores.T)
         )
         return Loss(
             total=i2t + t2i,

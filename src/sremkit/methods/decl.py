@@ -17,10 +17,10 @@ from torch import Tensor
 
 from sremkit.data.batch import Batch
 from sremkit.methods.base import METHODS, Forward, Method, TrainingContext
+from sremkit.methods.common.batch_scores import candidate_mask
 from sremkit.models.matcher import evaluating
 from sremkit.objectives import Loss
 from sremkit.objectives.evidential import dynamic_hinge, evidence, evidential, has_most_evidence
-from sremkit.objectives.logits import distinct_images
 from sremkit.objectives.terms import PairReport
 
 
@@ -87,8 +87,7 @@ class DECL(Method):
             clean = torch.ones_like(clean)
         found = evidence(similarity, temperature=self.temperature)
         rows = evidential(found, clean, kl_weight=self.kl_weight, valid=valid)
-        valid_t2i = None if valid is None else valid.T
-        columns = evidential(found.T, clean, kl_weight=self.kl_weight, valid=valid_t2i)
+        columns = evidential(found.T, clean, kl_weight=self.kl_weight, valid=valid)
         evidential_loss = (rows + columns).mean().to(similarity.dtype)
         hinges = dynamic_hinge(similarity, margin=self.margin, num_hardest=self.num_hardest(), valid=valid)
         ranking = hinges.masked_fill(~clean, 0.0).sum()
@@ -116,5 +115,5 @@ class DECL(Method):
         logits = logits.float()
         return logits.tanh() if self.similarity == "tanh" else logits
 
-    def _valid(self, batch: Batch) -> Tensor | None:
-        return distinct_images(batch.image_id) if self.mask_repeated_images else None
+    def _valid(self, batch: Batch) -> Tensor:
+        return candidate_mask(batch, self.mask_repeated_images)

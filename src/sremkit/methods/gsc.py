@@ -18,17 +18,20 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sremkit.data.batch import Batch
 from sremkit.methods.base import METHODS, Forward, Method, TrainingContext
-from sremkit.methods.common.co_teaching import rescaled
-from sremkit.methods.common.mixtures import lower_gaussian_probability
-from sremkit.methods.common.vectors import cosines_within
-from sremkit.methods.hinge import Similarity, similarity_of
+from sremkit.methods.common.batch_scores import (
+    Similarity,
+    candidate_mask,
+    cosines_within,
+    match_probability,
+    similarity_of,
+)
+from sremkit.methods.common.mixtures import lower_gaussian_probability, rescaled
 from sremkit.objectives import Loss
-from sremkit.objectives.logits import distinct_images, mask_invalid
+from sremkit.objectives.contrastive import pair_cross_entropy
 from sremkit.objectives.structure import structure_consistency, structure_loss
 from sremkit.objectives.terms import PairReport
 
@@ -86,16 +89,15 @@ class GSC(Method):
 
     def loss(self, forward: Forward, batch: Batch, *, warmup: bool) -> Loss:
         scores = similarity_of(forward(batch), self.similarity) / self.temperature
-        valid = distinct_images(batch.image_id) if self.mask_repeated_images else None
+        valid = candidate_mask(batch, self.mask_repeated_images)
         images, texts = (cosines_within(encoded) for encoded in self.matcher.encode(batch))
         label = self.label[batch.pair_id].to(scores)
         if warmup:
             label = torch.ones_like(label)
-        self._remember(scores.detach(), images.detach(), texts.detach(), label, valid, batch.pair_id)
-        target = torch.arange(len(scores), device=scores.device)
-        directions = ((scores, valid), (scores.T, None if valid is None else valid.T))
-        ce = sum(F.cross_entropy(mask_invalid(s, v), target, reduction="none") for s, v in directions) / 2
-        contrast = (label * ce).mean()
+        consistency = structure_consistency(images.detach(), texts.detach(), label)
+        self.probability[batch.pair_id] = match_probability(scores, valid).to(self.probability)
+        self.consistency[batch.pair_id] = consistency.to(self.consistency)
+        contrast = (label * pair_cross_entropy(scores, valid=valid)).mean()
         if warmup:
             return Loss(total=contrast, parts={"contrast": contrast.detach()})
         structure = structure_loss(images, texts, label, temperature=self.structure_temperature, valid=valid)
@@ -124,11 +126,3 @@ class GSC(Method):
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         for name in KEPT:
             setattr(self, name, state[name].to(getattr(self, name)))
-
-    def _remember(
-        self, scores: Tensor, images: Tensor, texts: Tensor, label: Tensor, valid: Tensor | None, pair_id: Tensor
-    ) -> None:
-        masked = mask_invalid(scores, valid)
-        probability = (masked.softmax(1).diagonal() + masked.softmax(0).diagonal()) / 2
-        self.probability[pair_id] = probability.to(self.probability)
-        self.consistency[pair_id] = structure_consistency(images, texts, label).to(self.consistency)

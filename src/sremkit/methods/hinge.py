@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
-
-import torch
-from torch import Tensor
+from typing import ClassVar
 
 from sremkit.data.batch import Batch
 from sremkit.methods.base import METHODS, Forward, Method
+from sremkit.methods.common.batch_scores import Similarity, candidate_mask, similarity_of
 from sremkit.objectives import Loss
-from sremkit.objectives.logits import distinct_images
 from sremkit.objectives.triplet import Reduction, triplet
-
-Similarity = Literal["sigmoid", "logit"]
-
-
-def similarity_of(logits: Tensor, similarity: Similarity) -> Tensor:
-    """Scores that the margin refers to: sigmoids, or the logits themselves; in float32 at least."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return logits.sigmoid() if similarity == "sigmoid" else logits
 
 
 @METHODS.register("hinge")
@@ -44,7 +33,7 @@ class Hinge(Method):
 
     def loss(self, forward: Forward, batch: Batch, *, warmup: bool) -> Loss:
         scores = similarity_of(forward(batch), self.similarity)
-        valid = distinct_images(batch.image_id) if self.mask_repeated_images else None
+        valid = candidate_mask(batch, self.mask_repeated_images)
         reduction: Reduction = "mean" if warmup else self.reduction
         hinges = triplet(scores, margin=self.margin, reduction=reduction, valid=valid)
         return Loss(total=hinges.sum(), parts={"hinge": hinges.detach().mean()})

@@ -26,10 +26,10 @@ from torch.func import functional_call
 
 from sremkit.data.batch import Batch
 from sremkit.methods.base import METHODS, Forward, TrainingContext
+from sremkit.methods.common.batch_scores import pooled_vectors, similarity_of
 from sremkit.methods.common.co_teaching import CoTeaching
 from sremkit.methods.common.mixtures import lower_gaussian_probability
-from sremkit.methods.common.vectors import pooled_vectors
-from sremkit.methods.hinge import similarity_of
+from sremkit.methods.common.state_dicts import load_optimizer_tensors, optimizer_tensors, prefixed, without_prefix
 from sremkit.models import Matcher
 from sremkit.models.wrappers.two_networks import TwoNetworks
 from sremkit.objectives import Loss
@@ -112,7 +112,7 @@ class IN2R(CoTeaching):
 
     def loss(self, forward: Forward, batch: Batch, *, warmup: bool) -> Loss:
         scores = similarity_of(forward(batch), self.similarity)  # (2, b, b)
-        distinct = self._distinct(batch)
+        distinct = self._valid(batch)
         total, noisy_total, clean = scores.new_zeros(()), scores.new_zeros(()), []
         for k, network in enumerate(self.matcher.networks()):
             vectors, second = (
@@ -149,30 +149,23 @@ class IN2R(CoTeaching):
     def state_dict(self) -> dict[str, Tensor]:
         state = {**super().state_dict(), "threshold": torch.tensor(self.threshold, dtype=torch.float64)}
         for k, memory in enumerate(self.memories):
-            state |= {f"memory/{k}/{name}": value for name, value in memory.state_dict().items()}
+            state |= prefixed(f"memory/{k}", memory.state_dict())
         if self.refiners is not None:
-            state |= {f"refiners/{name}": value.clone() for name, value in self.refiners.state_dict().items()}
-            adam = self.refiner_optimizer.state_dict()["state"]
-            state |= {f"adam/{i}/{key}": value for i, entry in adam.items() for key, value in entry.items()}
+            state |= {name: t.clone() for name, t in prefixed("refiners", self.refiners.state_dict()).items()}
+            state |= prefixed("adam", optimizer_tensors(self.refiner_optimizer))
         return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         super().load_state_dict(state)
         self.threshold = state["threshold"].tolist()
         for k, memory in enumerate(self.memories):
-            memory.load_state_dict({name: state[f"memory/{k}/{name}"] for name in Memory.KEPT}, self.clean.device)
-        weights = {name.removeprefix("refiners/"): v for name, v in state.items() if name.startswith("refiners/")}
+            memory.load_state_dict(without_prefix(f"memory/{k}", state), self.clean.device)
+        weights = without_prefix("refiners", state)
         self.refiners = None
         if weights:
             refiners = self._require_refiners(weights["0.norm.weight"].to(self.clean.device))
             refiners.load_state_dict(weights)
-            adam: dict[int, dict[str, Tensor]] = {}
-            for name, value in state.items():
-                if name.startswith("adam/"):
-                    _, i, key = name.split("/")
-                    adam.setdefault(int(i), {})[key] = value.clone()
-            groups = self.refiner_optimizer.state_dict()["param_groups"]
-            self.refiner_optimizer.load_state_dict({"state": adam, "param_groups": groups})
+            load_optimizer_tensors(self.refiner_optimizer, without_prefix("adam", state))
 
     def _mean_of_clean(self, network: int) -> float:
         clean = self.clean[network]
@@ -248,8 +241,6 @@ class NeighbourAttention(nn.Module):
 
 class Memory:
     """The vectors of the last `size` pairs that were added, images and texts; the oldest are replaced first."""
-
-    KEPT: ClassVar[tuple[str, ...]] = ("vectors", "added")
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -14,25 +14,23 @@ Reference: Han et al., Learning to Rematch Mismatched Pairs for Robust Cross-Mod
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from sremkit.data.batch import Batch
 from sremkit.methods.base import METHODS, Forward, Method, TrainingContext
-from sremkit.methods.common.co_teaching import rescaled, split_clean
-from sremkit.methods.common.mixtures import fit_two_betas, lower_gaussian_probability
-from sremkit.methods.hinge import Similarity, similarity_of
+from sremkit.methods.common.batch_scores import Similarity, candidate_mask, similarity_of
+from sremkit.methods.common.mixtures import Mixture, lower_probability, rescaled, split_clean
+from sremkit.methods.common.state_dicts import load_optimizer_tensors, optimizer_tensors, prefixed, without_prefix
 from sremkit.models.matcher import evaluating
 from sremkit.objectives import Loss
 from sremkit.objectives.contrastive import symmetric_cross_entropy
-from sremkit.objectives.logits import diagonal_mask, distinct_images
+from sremkit.objectives.logits import diagonal_mask
 from sremkit.objectives.terms import PairReport
 from sremkit.objectives.transport import partial_transport, rematching_loss
 from sremkit.objectives.triplet import Reduction, triplet
-
-ADAM = ("step", "exp_avg", "exp_avg_sq")  # its state, in checkpoints
 
 
 @METHODS.register("l2rm")
@@ -61,7 +59,7 @@ class L2RM(Method):
     temperature: float = 0.05
     margin: float = 0.2
     negatives: Reduction = "hardest"
-    mixture: Literal["beta", "normal"] = "beta"
+    mixture: Mixture = "beta"
     rematch_weight: float = 1.0
     mass: float = 0.1
     epsilon: float = 0.01
@@ -95,21 +93,15 @@ class L2RM(Method):
         with torch.no_grad(), evaluating(self.matcher):
             for batch in self.scan_pairs(epoch):
                 scores = similarity_of(self.matcher(batch), self.similarity)
-                hinges = triplet(scores, margin=self.margin, reduction="mean", valid=self._distinct(batch))
+                hinges = triplet(scores, margin=self.margin, reduction="mean", valid=self._valid(batch))
                 losses[batch.pair_id] = hinges.to(losses)
-        scaled = rescaled(losses)
-        posterior = (
-            fit_two_betas(scaled).lower_probability(scaled)
-            if self.mixture == "beta"
-            else lower_gaussian_probability(scaled)
-        )
-        clean = split_clean(posterior)
+        clean = split_clean(lower_probability(rescaled(losses), self.mixture))
         if bool(clean.any()):  # otherwise the mixture found nothing, and the previous split stays
             self.clean = clean
 
     def loss(self, forward: Forward, batch: Batch, *, warmup: bool) -> Loss:
         scores = similarity_of(forward(batch), self.similarity)
-        distinct = self._distinct(batch)
+        distinct = self._valid(batch)
         if warmup:
             logits = scores / self.temperature
             both = symmetric_cross_entropy(logits, valid=distinct) + symmetric_cross_entropy(logits.T, valid=distinct)
@@ -133,21 +125,16 @@ class L2RM(Method):
         return (bias - slope * similarity + context * similarity.mean(dim=1, keepdim=True)).relu()
 
     def state_dict(self) -> dict[str, Tensor]:
-        adam = self.cost_optimizer.state[self.cost]
-        return {
-            "clean": self.clean,
-            "cost": self.cost.detach().clone(),
-            **{f"adam/{name}": adam[name].clone() for name in ADAM if name in adam},
-        }
+        adam = without_prefix("0", optimizer_tensors(self.cost_optimizer))  # its only parameter
+        adam = {name: t.clone() for name, t in adam.items()}
+        return {"clean": self.clean, "cost": self.cost.detach().clone(), **prefixed("adam", adam)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.clean = state["clean"].to(self.clean)
         self._start_cost(self.clean.device)
         with torch.no_grad():
             self.cost.copy_(state["cost"])
-        adam = {name: state[f"adam/{name}"].clone() for name in ADAM if f"adam/{name}" in state}
-        groups = self.cost_optimizer.state_dict()["param_groups"]
-        self.cost_optimizer.load_state_dict({"state": {0: adam} if adam else {}, "param_groups": groups})
+        load_optimizer_tensors(self.cost_optimizer, prefixed("0", without_prefix("adam", state)))
 
     def _start_cost(self, device: torch.device) -> None:
         self.cost = torch.tensor([1.0, 1.0, 0.0], device=device, requires_grad=True)  # bias, slope, context
@@ -177,7 +164,5 @@ class L2RM(Method):
         images[noisy] = torch.where(is_matched, noisy[best], -1)
         return rematching_loss(part / self.temperature, plan, valid=valid), images
 
-    def _distinct(self, batch: Batch) -> Tensor:
-        if self.mask_repeated_images:
-            return distinct_images(batch.image_id)
-        return torch.ones(len(batch), len(batch), dtype=torch.bool, device=batch.image_id.device)
+    def _valid(self, batch: Batch) -> Tensor:
+        return candidate_mask(batch, self.mask_repeated_images)

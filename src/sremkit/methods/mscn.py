@@ -22,14 +22,15 @@ from torch import Tensor
 
 from sremkit.data.batch import Batch
 from sremkit.methods.base import METHODS, Forward, Method, TrainingContext
+from sremkit.methods.common.batch_scores import Similarity, candidate_mask, similarity_of
 from sremkit.methods.common.meta_step import ForwardLoss, meta_gradients
 from sremkit.methods.common.mixtures import seeded_match_probability
-from sremkit.methods.hinge import Similarity, similarity_of
+from sremkit.methods.common.state_dicts import load_optimizer_tensors, optimizer_tensors, prefixed, without_prefix
 from sremkit.models import Matcher, build_matcher
 from sremkit.models.matcher import evaluating
 from sremkit.models.wrappers.meta_scored import MetaScored
 from sremkit.objectives import Loss
-from sremkit.objectives.logits import as_logits, distinct_images
+from sremkit.objectives.logits import as_logits
 from sremkit.objectives.terms import PairReport
 from sremkit.objectives.triplet import Reduction, triplet
 
@@ -117,7 +118,7 @@ class MSCN(Method):
         for parameter in self._meta_parameters():
             parameter.requires_grad_(warmup)  # after the warm-up the trainer's optimizer does not update them
         if warmup:
-            valid = distinct_images(batch.image_id) if self.mask_repeated_images else None
+            valid = candidate_mask(batch, self.mask_repeated_images)
             ranking = [
                 triplet(similarity_of(f, self.similarity), margin=self.margin, reduction="mean", valid=valid).sum()
                 for f in forward(batch)
@@ -133,22 +134,14 @@ class MSCN(Method):
         return Loss(total=total, parts=parts, report=PairReport(clean=clean[0] & clean[1]))
 
     def state_dict(self) -> dict[str, Tensor]:
-        adam = self.meta_optimizer.state_dict()["state"]
-        optimizer = {f"adam/{i}/{key}": value for i, entry in adam.items() for key, value in entry.items()}
-        updates = torch.tensor(self.updates)
-        return {"clean": self.clean, "updates": updates, "meta_loss": self.meta_loss, **optimizer}
+        updates, adam = torch.tensor(self.updates), optimizer_tensors(self.meta_optimizer)
+        return {"clean": self.clean, "updates": updates, "meta_loss": self.meta_loss, **prefixed("adam", adam)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.clean = state["clean"].to(self.device)
         self.updates = int(state["updates"])
         self.meta_loss = state["meta_loss"].to(self.device)
-        adam: dict[int, dict[str, Tensor]] = {}
-        for name, value in state.items():
-            if name.startswith("adam/"):
-                _, i, key = name.split("/")
-                adam.setdefault(int(i), {})[key] = value.clone()  # Adam changes its memory in place
-        groups = self.meta_optimizer.state_dict()["param_groups"]
-        self.meta_optimizer.load_state_dict({"state": adam, "param_groups": groups})
+        load_optimizer_tensors(self.meta_optimizer, without_prefix("adam", state))
 
     def _members(self) -> list[MetaScored]:
         return cast("list[MetaScored]", self.matcher.networks())
@@ -183,9 +176,8 @@ class MSCN(Method):
     def _ranking(self, logits: Tensor, batch: Batch, clean: Tensor) -> Tensor:
         """The sum of the hinges among the selected pairs: a scalar."""
         margin = self.margin * margin_factor(logits.diagonal().detach())
-        valid = clean[:, None] == clean[None, :]  # selected pairs have selected negatives only
-        if self.mask_repeated_images:
-            valid = valid & distinct_images(batch.image_id)
+        same_part = clean[:, None] == clean[None, :]  # selected pairs have selected negatives only
+        valid = same_part & candidate_mask(batch, self.mask_repeated_images)
         hinges = triplet(similarity_of(logits, self.similarity), margin=margin, reduction=self.negatives, valid=valid)
         return hinges.masked_fill(~clean, 0.0).sum()
 

@@ -4,7 +4,8 @@ After the warm-up a mixture over all losses finds trusted pairs. The memory of p
 nearest image, and that with the nearest text. In each update
 
     theta' = theta - virtual_rate dL(theta)/dtheta,   L the cross-entropy of the batch
-    w_i by the losses of the memory of pair i at theta and at theta' (`objectives/negative_impact.py`)
+    r_i = mean over the two memory pairs of  loss at theta / loss at theta'
+    w_i = 1 where r_i >= 1,  tanh(r_i) elsewhere: the step made the memory worse                    [eq:negative-impact]
     total = mean_i w_i (CE_i i2t + CE_i t2i) / 2 + memory_weight mean_i (loss of its two memory pairs)
 
 The warm-up is InfoNCE over all pairs; a model that was trained before, such as CLIP, needs none.
@@ -18,20 +19,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
 from sremkit.data.batch import Batch
 from sremkit.methods.base import METHODS, Forward, Method, TrainingContext
-from sremkit.methods.common.co_teaching import rescaled
+from sremkit.methods.common.batch_scores import candidate_mask, pooled_vectors
 from sremkit.methods.common.meta_step import without_recomputation
-from sremkit.methods.common.mixtures import lower_gaussian_probability
-from sremkit.methods.common.vectors import pooled_vectors
+from sremkit.methods.common.mixtures import lower_gaussian_probability, rescaled
 from sremkit.models.matcher import evaluating
 from sremkit.objectives import Loss
-from sremkit.objectives.logits import as_logits, distinct_images, mask_invalid
-from sremkit.objectives.negative_impact import negative_impact_weight
+from sremkit.objectives.contrastive import pair_cross_entropy
+from sremkit.objectives.logits import as_logits
 from sremkit.objectives.terms import PairReport
 
 QUERY_CHUNK = 4096  # pairs whose nearest trusted pairs are found at a time
@@ -112,13 +111,8 @@ class NPC(Method):
 
     def _losses(self, logits: Tensor, batch: Batch) -> Tensor:
         """The cross-entropy of each pair (b,), mean of both directions."""
-        logits = as_logits(logits) / self.temperature
-        valid = distinct_images(batch.image_id) if self.mask_repeated_images else None
-        masked = mask_invalid(logits, valid)  # symmetric mask
-        target = torch.arange(len(logits), device=logits.device)
-        return (
-            F.cross_entropy(masked, target, reduction="none") + F.cross_entropy(masked.T, target, reduction="none")
-        ) / 2
+        valid = candidate_mask(batch, self.mask_repeated_images)
+        return pair_cross_entropy(as_logits(logits) / self.temperature, valid=valid)
 
     def _weight(self, loss: Tensor, memories: list[Batch]) -> Tensor:
         """w (b,): the effect of a step down this loss on the two memory pairs of each pair."""
@@ -155,6 +149,20 @@ class NPC(Method):
         order = torch.cat(rows).argsort()
         found = [nearest(torch.cat(vectors)[order], trusted) for vectors in (images, texts)]
         return torch.stack(found)
+
+
+def negative_impact_weight(before: Tensor, after: Tensor) -> Tensor:
+    """w (b,) in [0, 1]: does a step on the batch make the memory pairs worse?
+
+    Args:
+        before: (2, b) losses of the trusted pairs by image and by text.
+        after: (2, b), likewise after the step.
+    """
+    if before.shape != after.shape or before.ndim != 2:
+        raise ValueError(f"before and after must both be (2, b); got {tuple(before.shape)} and {tuple(after.shape)}")
+    tiny = torch.finfo(before.dtype).tiny  # a loss of exactly 0 stays one: 0 / 0 counts as no change
+    ratio = ((before + tiny) / (after + tiny)).mean(dim=0)
+    return torch.where(ratio >= 1, torch.ones_like(ratio), ratio.tanh())  # [eq:negative-impact]
 
 
 def trusted_pairs(losses: Tensor, *, min_prob: float) -> Tensor:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from sremkit.data.batch import Batch
 from sremkit.methods.base import METHODS, Forward, Method
+from sremkit.methods.common.batch_scores import Similarity, candidate_mask, similarity_of
 from sremkit.objectives import Loss
-from sremkit.objectives.logits import distinct_images
 from sremkit.objectives.rcl import Form, rcl
 
 
@@ -27,7 +27,7 @@ class RCL(Method):
 
     has_warmup: ClassVar[bool] = False
 
-    similarity: Literal["sigmoid", "logit"] = "sigmoid"
+    similarity: Similarity = "sigmoid"
     temperature: float = 0.05
     form: Form = "log"
     power: float = 0.5
@@ -38,11 +38,10 @@ class RCL(Method):
         return {"similarity": "logit", "temperature": 0.5}  # the published temperature saturates cosines
 
     def loss(self, forward: Forward, batch: Batch, *, warmup: bool) -> Loss:
-        logits = forward(batch)
-        scores = logits.float().sigmoid() if self.similarity == "sigmoid" else logits
-        valid = distinct_images(batch.image_id) if self.mask_repeated_images else None
+        scores = similarity_of(forward(batch), self.similarity)
+        valid = candidate_mask(batch, self.mask_repeated_images)
         i2t, t2i = (
-            rcl(s, temperature=self.temperature, form=self.form, power=self.power, valid=v)
-            for s, v in ((scores, valid), (scores.T, None if valid is None else valid.T))
+            rcl(s, temperature=self.temperature, form=self.form, power=self.power, valid=valid)
+            for s in (scores, scores.T)
         )
         return Loss(total=i2t + t2i, parts={"i2t": i2t.detach(), "t2i": t2i.detach()})

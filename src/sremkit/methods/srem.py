@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sremkit.data.batch import Batch
 from sremkit.methods.base import METHODS, Forward, Method, WarmupStatus
+from sremkit.methods.common.state_dicts import prefixed, without_prefix
 from sremkit.objectives import SREM, Terms, WarmupMonitor
 
 
@@ -80,15 +81,14 @@ class SREMMethod(Method, options_of=SREM):
         return f"{self.monitor.share:.1%} of the pairs are selected, after {self.monitor.share_at_end:.1%} before"
 
     def state_dict(self) -> dict[str, Tensor]:
-        objective = {f"objective/{name}": value for name, value in self.objective.state_dict().items()}
-        monitor = {f"monitor/{name}": value for name, value in self.monitor.state_dict().items()}
-        return {**objective, **monitor, "is_monitored": torch.tensor(self._is_monitored)}
+        return {
+            **prefixed("objective", self.objective.state_dict()),
+            **prefixed("monitor", self.monitor.state_dict()),
+            "is_monitored": torch.tensor(self._is_monitored),
+        }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        def part(name: str) -> dict[str, Tensor]:
-            return {key.removeprefix(f"{name}/"): t for key, t in state.items() if key.startswith(f"{name}/")}
-
-        self.objective.load_state_dict(part("objective"))
+        self.objective.load_state_dict(without_prefix("objective", state))
         if "is_monitored" in state:  # not in a checkpoint of 0.1
-            self.monitor.load_state_dict(part("monitor"))
+            self.monitor.load_state_dict(without_prefix("monitor", state))
             self._is_monitored = bool(state["is_monitored"])

@@ -25,18 +25,17 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sremkit.data.batch import Batch
 from sremkit.methods.base import METHODS, Forward, Method, Pairing, TrainingContext, WarmupStatus
 from sremkit.methods.common.batch_accuracy import BatchAccuracy
+from sremkit.methods.common.batch_scores import candidate_mask, match_probability
 from sremkit.methods.common.mismatch_probe import mismatch_probe, mismatch_rate, mismatch_ratio
 from sremkit.methods.common.mixtures import fit_two_gaussians
 from sremkit.models import Encoded, Matcher
 from sremkit.objectives import Loss, complementary
-from sremkit.objectives.contrastive import check_power, generalized_cross_entropy
-from sremkit.objectives.logits import distinct_images, mask_invalid
+from sremkit.objectives.contrastive import check_power, generalized_cross_entropy, row_cross_entropy
 from sremkit.objectives.terms import PairReport
 
 MIN_PAIRS = 100  # for a mixture of two components
@@ -139,29 +138,26 @@ class SREMPlusMethod(Method):
 
     def loss(self, forward: Forward, batch: Batch, *, warmup: bool) -> Loss:
         logits = forward(batch).float() / self.temperature
-        valid = distinct_images(batch.image_id) if self.mask_repeated_images else None
+        valid = candidate_mask(batch, self.mask_repeated_images)
         rematched = self.rematched[batch.pair_id]
-        masked = mask_invalid(logits.detach(), valid)
-        probability = (masked.softmax(1).diagonal() + masked.softmax(0).diagonal()) / 2
-        self._average(self.memory, probability, batch.pair_id, where=~rematched)
-        directions = ((logits, valid), (logits.T, None if valid is None else valid.T))
+        self._average(self.memory, match_probability(logits, valid), batch.pair_id, where=~rematched)
+        directions = (logits, logits.T)
         no_pair = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
         lc_i2t, lc_t2i = (
-            complementary(f, no_pair, sharpness=self.sharpness, offset=0.5, valid=v) for f, v in directions
+            complementary(f, no_pair, sharpness=self.sharpness, offset=0.5, valid=valid) for f in directions
         )
         parts = {"complementary_i2t": lc_i2t.detach(), "complementary_t2i": lc_t2i.detach()}
         if warmup:
             self._monitor_warmup(logits, valid, batch)
             total = lc_i2t + lc_t2i
             if self.warmup_power is not None:
-                i2t, t2i = (generalized_cross_entropy(f, power=self.warmup_power, valid=v) for f, v in directions)
+                i2t, t2i = (generalized_cross_entropy(f, power=self.warmup_power, valid=valid) for f in directions)
                 total = (i2t + t2i).mean()
             return Loss(total, parts)
-        target = torch.arange(len(logits), device=logits.device)
-        ce = sum(F.cross_entropy(mask_invalid(f, v), target, reduction="none") for f, v in directions) / 2
         clean_prob = self.clean_prob[batch.pair_id]
         weight = clean_prob.masked_fill(rematched, self.rematch_weight)
-        cross_entropy = (weight * ce).mean()
+        i2t, t2i = (row_cross_entropy(f, valid=valid) for f in directions)
+        cross_entropy = (weight * ((i2t + t2i) / 2)).mean()
         return Loss(
             cross_entropy + self.complementary_weight * (lc_i2t + lc_t2i),
             {"cross_entropy": cross_entropy.detach(), **parts},
@@ -226,7 +222,7 @@ class SREMPlusMethod(Method):
             self.image_of_text = state["assigned_images"].cpu()
             self._require_pairing().assign_images(self.image_of_text)
 
-    def _monitor_warmup(self, logits: Tensor, valid: Tensor | None, batch: Batch) -> None:
+    def _monitor_warmup(self, logits: Tensor, valid: Tensor, batch: Batch) -> None:
         if self.min_mismatch_ratio > 0:
             probability, is_valid = mismatch_probe(logits.detach(), valid)
             self._average(self.probe_memory, probability, batch.pair_id, where=is_valid)

@@ -102,7 +102,9 @@ def _recall(metrics: dict[str, float]) -> str:
 def _card(matcher: Matcher, vocabulary: AnyTokenizer | None, *, name: str, lead: str, sections: dict[str, str]) -> str:
     words = "" if vocabulary is None else f" The vocabulary has {len(vocabulary):,} words."
     inputs = f"Images: {INPUTS[matcher.image_input]}. Texts: {INPUTS[matcher.text_input]}.{words}"
-    options = ", ".join(f"{key} = {value}" for key, value in matcher.options.items())
+    given = {key: value for key, value in matcher.options.items() if value is not None and not isinstance(value, dict)}
+    options = ", ".join(f"{key} = {value}" for key, value in given.items())
+    backbone = f"`{matcher.name}` ({options})" if options else f"`{matcher.name}`"
     count = sum(parameter.numel() for parameter in matcher.parameters())
     body = "\n".join(f"## {title}\n\n{text}\n" for title, text in sections.items())
     return f"""\
@@ -113,7 +115,7 @@ tags: [image-text-retrieval, noisy-correspondence, {matcher.name}]
 
 # {name}
 
-Image-text retrieval with the backbone `{matcher.name}` ({options}); {count:,} parameters. {lead}
+Image-text retrieval with the backbone {backbone}; {count:,} parameters. {lead}
 
 ## How to load it
 

@@ -32,12 +32,22 @@ def infonce(logits: Tensor) -> Tensor:
     return F.cross_entropy(logits, targets)  # [eq:infonce]
 
 
+def pair_cross_entropy(logits: Tensor, *, valid: Tensor | None = None) -> Tensor:
+    """Cross-entropy of each pair (b,), mean of both directions; `valid` (b, b) is symmetric."""
+    return (row_cross_entropy(logits, valid=valid) + row_cross_entropy(logits.T, valid=valid)) / 2
+
+
+def row_cross_entropy(logits: Tensor, *, valid: Tensor | None = None) -> Tensor:
+    """-log P_ii of each row (b,); `valid` (b, b) is False for masked candidates, as repeated images."""
+    logits = as_logits(logits)
+    targets = torch.arange(len(logits), device=logits.device)
+    return F.cross_entropy(mask_invalid(logits, valid), targets, reduction="none")
+
+
 def generalized_cross_entropy(logits: Tensor, *, power: float, valid: Tensor | None = None) -> Tensor:
     """The loss of each row (b,); `power` is q, and `valid` (b, b) False for masked candidates, as repeated images."""
     check_power(power)
-    logits = as_logits(logits)
-    targets = torch.arange(len(logits), device=logits.device)
-    cross_entropy = F.cross_entropy(mask_invalid(logits, valid), targets, reduction="none")  # (b,) -log P_ii
+    cross_entropy = row_cross_entropy(logits, valid=valid)
     if power == 0:
         return cross_entropy
     return -torch.expm1(-power * cross_entropy) / power  # [eq:generalized]

@@ -1,11 +1,17 @@
-"""RCL: robust complementary contrastive learning, from negative pairs alone.
+"""Complementary contrastive losses: of RCL, from negatives alone, and of CRCL, where a soft label adds the pair.
 
     P = softmax(s / temperature) over the row,  L = mean_i sum_{j != i} phi(P_ij)                   [eq:rcl]
 
     log: -ln(1 - x)    tan: tan x    abs: x    exp: exp(-(1 - x))    gce: (1 - (1 - x)^q) / q
 
-Pass the transposed scores for the other direction. The log form equals SREM's normalized complementary loss at
-sharpness 0. Reference: Hu et al., Cross-Modal Retrieval With Partially Mismatched Pairs, TPAMI 2023.
+    l_i = -y_i log P_ii + complementary_weight sum_{j != i} tan P_ij / (sum_j tan P_ij)^(1 - y_i)
+                                                                                    [eq:active-complementary]
+
+y_i in [0, 1] is the label of pair i. At y_i = 1 the loss of CRCL is cross-entropy and the tan form of RCL; at y_i = 0
+nothing is pulled, and the rest lies between 0 and 1, so that a wrong pair has a bounded effect. Pass the transposed
+scores for the other direction. RCL's log form equals SREM's normalized complementary loss at sharpness 0.
+References: Hu et al., Cross-Modal Retrieval With Partially Mismatched Pairs, TPAMI 2023; Qin et al., Cross-modal Active
+Complementary Learning with Self-refining Correspondence, NeurIPS 2023.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sremkit.objectives.complementary import log_complement
@@ -53,3 +60,21 @@ def _phi(form: Form, power: float) -> Callable[[Tensor], Tensor]:
         # The slope of the power is infinite at P = 1, so 1 - P is bounded below by one rounding step.
         "gce": lambda p: (1 - (1 - p).clamp_min(torch.finfo(p.dtype).eps) ** power) / power,
     }[form]
+
+
+def active_complementary(
+    logits: Tensor, label: Tensor, *, complementary_weight: float = 5.0, valid: Tensor | None = None
+) -> Tensor:
+    """The loss of each row (b,).
+
+    Args:
+        label: (b,) in [0, 1], without gradient.
+        complementary_weight: of the negatives.
+        valid: (b, b) bool, True where a candidate counts; for repeated images.
+    """
+    logits = as_logits(logits)
+    log_probs = F.log_softmax(mask_invalid(logits, valid), dim=1)
+    tangents = log_probs.exp().tan()  # of [0, 1], so finite
+    negatives = tangents.masked_fill(not_negative(logits, valid), 0.0).sum(dim=1)
+    bounded = negatives / tangents.sum(dim=1) ** (1 - label)
+    return -label * log_probs.diagonal() + complementary_weight * bounded  # [eq:active-complementary]

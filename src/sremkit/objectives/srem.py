@@ -186,36 +186,6 @@ class SREM(nn.Module):
             self._check_usage(logits, terms, warmup)
         return terms
 
-    def _check_usage(self, logits: Tensor, terms: Terms, warmup: bool) -> None:
-        """Warn of logits without a scale, and of a warm-up that ended too early, each once."""
-        self._num_batches += 1
-        message = unscaled_message(logits) if self._num_batches == SCALE_CHECK else ""
-        if self._last_was_warmup and not warmup and self.weighting:
-            message = message or early_end_message(terms)
-        self._last_was_warmup = warmup
-        if message:
-            warnings.warn(message, UserNotice, stacklevel=4)
-
-    def _fused(self, logits: Tensor, valid: Tensor | None, warmup: bool) -> Terms:
-        """The same as `srem_reference`, in a few passes over the logits with a gradient in closed form."""
-        if self.warmup_power is None:
-            return fused_srem(logits, valid, self._config(warmup))
-        logits = logits - self.level.to(logits.device)
-        if not warmup:
-            return fused_srem(logits, valid, self._config(warmup))
-        terms = fused_srem(logits.detach(), valid, self._config(warmup))
-        i2t, t2i = (generalized_cross_entropy(f, power=self.warmup_power, valid=valid) for f in (logits, logits.T))
-        return replace(terms, total=(i2t + t2i).mean())
-
-    @torch.no_grad()
-    def _update_level(self, logits: Tensor, valid: Tensor | None) -> None:
-        """Average the level over the last batches, in place and without synchronisation."""
-        if self.level.device != logits.device:
-            self.level, self._level_steps = self.level.to(logits.device), self._level_steps.to(logits.device)
-        self._level_steps.add_(1)
-        rate = self._level_steps.clamp_max(LEVEL_STEPS).reciprocal()
-        self.level.lerp_(logit_level(logits, valid=valid).to(self.level.dtype), rate)
-
     def from_embeddings(
         self,
         image_emb: Tensor,
@@ -238,8 +208,16 @@ class SREM(nn.Module):
         terms: Terms = self(scale * similarity + bias, warmup=warmup, image_ids=image_ids)
         return terms
 
-    def extra_repr(self) -> str:
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in SREM.__init__.__kwdefaults__ or {})
+    def _fused(self, logits: Tensor, valid: Tensor | None, warmup: bool) -> Terms:
+        """The same as `srem_reference`, in a few passes over the logits with a gradient in closed form."""
+        if self.warmup_power is None:
+            return fused_srem(logits, valid, self._config(warmup))
+        logits = logits - self.level.to(logits.device)
+        if not warmup:
+            return fused_srem(logits, valid, self._config(warmup))
+        terms = fused_srem(logits.detach(), valid, self._config(warmup))
+        i2t, t2i = (generalized_cross_entropy(f, power=self.warmup_power, valid=valid) for f in (logits, logits.T))
+        return replace(terms, total=(i2t + t2i).mean())
 
     def _config(self, warmup: bool) -> SREMConfig:
         return SREMConfig(
@@ -258,6 +236,15 @@ class SREM(nn.Module):
             warmup=warmup,
         )
 
+    @torch.no_grad()
+    def _update_level(self, logits: Tensor, valid: Tensor | None) -> None:
+        """Average the level over the last batches, in place and without synchronisation."""
+        if self.level.device != logits.device:
+            self.level, self._level_steps = self.level.to(logits.device), self._level_steps.to(logits.device)
+        self._level_steps.add_(1)
+        rate = self._level_steps.clamp_max(LEVEL_STEPS).reciprocal()
+        self.level.lerp_(logit_level(logits, valid=valid).to(self.level.dtype), rate)
+
     def _check_options(self, num_pairs: int, warmup: bool, image_ids: Tensor | None) -> None:
         if warmup and not self.complementary:
             raise ValueError(
@@ -271,3 +258,16 @@ class SREM(nn.Module):
             raise ValueError(
                 f"image_ids must hold one number for each of the {num_pairs} pairs; got shape {tuple(image_ids.shape)}"
             )
+
+    def _check_usage(self, logits: Tensor, terms: Terms, warmup: bool) -> None:
+        """Warn of logits without a scale, and of a warm-up that ended too early, each once."""
+        self._num_batches += 1
+        message = unscaled_message(logits) if self._num_batches == SCALE_CHECK else ""
+        if self._last_was_warmup and not warmup and self.weighting:
+            message = message or early_end_message(terms)
+        self._last_was_warmup = warmup
+        if message:
+            warnings.warn(message, UserNotice, stacklevel=4)
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in SREM.__init__.__kwdefaults__ or {})

@@ -12,6 +12,11 @@ from torch import Tensor
 PerPair = Tensor | tuple[Tensor, Tensor]
 
 
+def both_directions(value: PerPair) -> tuple[Tensor, Tensor]:
+    """A statistic as (i2t, t2i): the same tensor twice where a method decides once per pair."""
+    return value if isinstance(value, tuple) else (value, value)
+
+
 class PairReport(NamedTuple):
     """What a loss decided about each pair of its batch, detached; None where a method does not compute it."""
 

@@ -72,11 +72,7 @@ def stacked_histogram(
     counts = {name: np.histogram(np.clip(v, *edges[[0, -1]]), edges)[0] for name, v in groups.items()}
     ceiling = _round_up(max(1, int(sum(counts.values(), np.zeros(bins, int)).max())))
     plot_width, plot_height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">']
-    for share in (0, 0.5, 1):
-        y = TOP + plot_height * (1 - share)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{ceiling * share:,.0f}</text>')
+    parts = _begin_svg(title, {share: f"{ceiling * share:,.0f}" for share in (0, 0.5, 1)})
     base = np.zeros(bins)
     for name, count in counts.items():
         for k in np.flatnonzero(count):
@@ -88,12 +84,7 @@ def stacked_histogram(
             )
         base += count
     parts += _cutoff_line(cutoff, edges[0], edges[-1], cutoff_label)
-    for value in _round_values(edges[0], edges[-1]):
-        x = LEFT + plot_width * (value - edges[0]) / (edges[-1] - edges[0])
-        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{value:.6g}</text>')
-    middle = LEFT + plot_width / 2
-    parts.append(f'<text x="{middle:.1f}" y="{HEIGHT - 5}" text-anchor="middle">{escape(xlabel)}</text></svg>')
-    return "".join(parts)
+    return "".join(parts + _end_svg(edges[0], edges[-1], xlabel))
 
 
 def line_chart(
@@ -109,11 +100,7 @@ def line_chart(
     plot_width, plot_height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
     ceiling = max(float(np.nanmax(np.concatenate([np.asarray(v, dtype=float) for v in lines.values()]))), 1e-9)
     low, high = float(x[0]), float(x[-1])
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">']
-    for share in (0, 0.5, 1):
-        y = TOP + plot_height * (1 - share)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{ceiling * share:.2g}</text>')
+    parts = _begin_svg(title, {share: f"{ceiling * share:.2g}" for share in (0, 0.5, 1)})
     for name, values in lines.items():
         points = [
             f"{LEFT + plot_width * (a - low) / (high - low):.1f},{TOP + plot_height * (1 - b / ceiling):.1f}"
@@ -122,12 +109,27 @@ def line_chart(
         ]
         parts.append(f'<polyline class="{escape(name)}" points="{" ".join(points)}"/>')
     parts += _cutoff_line(cutoff, low, high, cutoff_label)
+    return "".join(parts + _end_svg(low, high, xlabel))
+
+
+def _begin_svg(title: str, labels: Mapping[float, str]) -> list[str]:
+    """The opening tag, and lines at these shares of the height with their labels."""
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">']
+    for share, label in labels.items():
+        y = TOP + (HEIGHT - TOP - BOTTOM) * (1 - share)
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
+    return parts
+
+
+def _end_svg(low: float, high: float, xlabel: str) -> list[str]:
+    """The horizontal axis from low to high, and the closing tag."""
+    plot_width, parts = WIDTH - LEFT - RIGHT, []
     for value in _round_values(low, high):
-        place = LEFT + plot_width * (value - low) / (high - low)
-        parts.append(f'<text x="{place:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{value:.6g}</text>')
+        x = LEFT + plot_width * (value - low) / (high - low)
+        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{value:.6g}</text>')
     middle = LEFT + plot_width / 2
-    parts.append(f'<text x="{middle:.1f}" y="{HEIGHT - 5}" text-anchor="middle">{escape(xlabel)}</text></svg>')
-    return "".join(parts)
+    return [*parts, f'<text x="{middle:.1f}" y="{HEIGHT - 5}" text-anchor="middle">{escape(xlabel)}</text></svg>']
 
 
 def _cutoff_line(cutoff: float | None, low: float, high: float, label: str) -> list[str]:

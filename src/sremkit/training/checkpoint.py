@@ -7,7 +7,6 @@ from one of another version.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -17,14 +16,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sremkit.config.aliases import rename_tensors
 from sremkit.errors import DataError, UserError
-from sremkit.io import PARTIAL, check_version, digest, first_line, fsync, read_json
+from sremkit.io import PARTIAL, check_version, digest, file_checksum, first_line, fsync, read_json
+from sremkit.methods.common.state_dicts import prefixed as prefixed
+from sremkit.methods.common.state_dicts import without_prefix as without_prefix
 
 VERSION = 2  # of the facts; those of 0.1 have no version and no checksums
 TENSORS = "tensors.safetensors"
@@ -52,7 +52,7 @@ def write_checkpoint(folder: Path, tensors: dict[str, Tensor], facts: dict[str, 
     try:
         _save_tensors({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, partial / TENSORS)
         facts = {**facts, "version": VERSION, "tensor_bytes": (partial / TENSORS).stat().st_size}
-        facts["checksums"] = {"tensors": _file_checksum(partial / TENSORS), "facts": _facts_checksum(facts)}
+        facts["checksums"] = {"tensors": file_checksum(partial / TENSORS), "facts": _facts_checksum(facts)}
         (partial / FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
         shutil.copymode(partial / FACTS, partial / TENSORS)  # by the umask; safetensors lets only the user read it
         for file in (partial / TENSORS, partial / FACTS, partial):
@@ -96,7 +96,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             raise DamagedCheckpointError(
                 folder, f"{TENSORS} has {file.stat().st_size:,} bytes instead of {facts['tensor_bytes']}"
             )
-        if "checksums" in facts and _file_checksum(file) != facts["checksums"]["tensors"]:
+        if "checksums" in facts and file_checksum(file) != facts["checksums"]["tensors"]:
             raise DamagedCheckpointError(folder, f"the checksum of {TENSORS} differs from the one in {FACTS}")
         return rename_tensors(load_file(file)), facts
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as cause:
@@ -142,34 +142,6 @@ def is_valid(folder: Path) -> bool:
     return True
 
 
-def _file_checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _facts_checksum(facts: dict[str, Any]) -> str:
     as_read = json.loads(json.dumps(facts))
     return digest({key: value for key, value in as_read.items() if key != "checksums"}, length=64)
-
-
-def prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{prefix}/{name}": t for name, t in tensors.items()}
-
-
-def without_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(f"{prefix}/"): t for name, t in tensors.items() if name.startswith(f"{prefix}/")}
-
-
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """What an optimiser remembers, as flat named tensors."""
-    state = optimizer.state_dict()["state"]
-    return {f"{index}/{key}": torch.as_tensor(value) for index, entry in state.items() for key, value in entry.items()}
-
-
-def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Give an optimiser its memory back; learning rates and the like stay as they are set."""
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, t in tensors.items():
-        index, key = name.split("/")
-        state.setdefault(int(index), {})[key] = t.clone()  # an optimiser changes its memory in place
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

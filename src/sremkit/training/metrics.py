@@ -14,7 +14,7 @@ from torch import Tensor
 from sremkit.extras import require
 from sremkit.io import atomic_write
 from sremkit.models.layers.masking import masked_mean
-from sremkit.objectives.terms import PairReport, PerPair
+from sremkit.objectives.terms import PairReport, both_directions
 from sremkit.training.diagnostics import MAX_LOSS, DivergedError, divergence_message
 from sremkit.training.run_folder import RunFolder
 
@@ -60,11 +60,6 @@ def selection_metrics(report: PairReport | None) -> dict[str, Tensor]:
         metrics["weight_i2t"] = masked_mean(weight[0], used_by[0], dim=0)
         metrics["weight_t2i"] = masked_mean(weight[1], used_by[1], dim=0)
     return metrics
-
-
-def both_directions(value: PerPair) -> tuple[Tensor, Tensor]:
-    """A statistic as (i2t, t2i): the same tensor twice where a method decides once per pair."""
-    return value if isinstance(value, tuple) else (value, value)
 
 
 class PairStatistics:

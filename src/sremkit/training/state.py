@@ -13,9 +13,9 @@ from torch import Tensor
 from sremkit.config.recipes import MAX_EPOCHS, TrainingSettings
 from sremkit.config.settings import from_table
 from sremkit.methods import Method
+from sremkit.methods.common.state_dicts import load_optimizer_tensors, optimizer_tensors, prefixed, without_prefix
 from sremkit.models.matcher import Matcher
 from sremkit.objectives.gather import gather_rows
-from sremkit.training.checkpoint import load_optimizer_tensors, optimizer_tensors, prefixed, without_prefix
 from sremkit.training.metrics import PairStatistics
 from sremkit.training.reporters import Observer
 from sremkit.training.step import EMA

@@ -1,6 +1,7 @@
 """One step of the optimizer, from a batch to updated weights: forward pass, loss, backward pass, update, average.
 
-The forward pass is plain, compiled, with gradient caching, or joined over processes (`training/distributed.py`).
+The forward pass is plain, compiled, with gradient caching, or joined over processes (`training/distributed.py`). The
+whole step runs eagerly, or is replayed as a CUDA graph (`training/cuda_graphs.py`).
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from sremkit.data.batch import Batch
 from sremkit.errors import UserError
 from sremkit.methods import Method
 from sremkit.models.matcher import Encoded, Matcher
-from sremkit.models.regional_compile import compile_around_kernels
+from sremkit.models.regional_compile import compile_around_kernels, run_eagerly
 from sremkit.objectives import Loss
+from sremkit.training.cuda_graphs import GraphedSteps, uses_cuda_graphs
 from sremkit.training.distributed import JointForward, all_reduce_gradients, all_reduce_sum, join_ids
+from sremkit.training.execution import run_or_repeat
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,73 @@ class OptimizerStep:
     def autocast(self) -> torch.autocast:
         """The precision of this training, for scoring outside of steps."""
         return autocast(self.settings.precision, self.device)
+
+
+class StepRunner:
+    """Runs the optimizer step as its settings say: eager, compiled or as a replayed CUDA graph, in its precision.
+
+    Args:
+        step: with settings without "auto".
+        given: the settings before "auto" was resolved; what they leave to "auto" falls back to eager steps.
+        process: rank and number of processes.
+        warn: called with a sentence.
+    """
+
+    def __init__(
+        self, step: OptimizerStep, given: TrainingSettings, *, process: tuple[int, int], warn: Callable[[str], None]
+    ) -> None:
+        self.step, self.settings, self.device, self.warn = step, step.settings, step.device, warn
+        self.graphed: GraphedSteps[StepResult] | None = None
+        if uses_cuda_graphs(self.settings, step.matcher, step.method, process, self.device):
+            fall_back = self._fall_back_from_graphs if given.cuda_graphs == "auto" else None
+            self.graphed = GraphedSteps(self._run, self.device, can_capture=self._kernels_support, on_failure=fall_back)
+        self.may_fall_back = given.compile == "auto" and bool(self.settings.compile)
+        self._has_warned_of_kernels = False
+        self._warmup = self._is_float32 = False  # of the present step
+
+    def __call__(self, batch: Batch, number: int, *, warmup: bool) -> StepResult:
+        """Train on one batch, as step `number` of the run. With CUDA graphs the result is valid until the next step."""
+        self._warmup = warmup
+        # The first steps of a bf16 training are in float32.
+        self._is_float32 = self.settings.precision == "bf16" and number < self.settings.float32_steps
+        if self.graphed is None:
+            return self._run(batch.to(self.device, non_blocking=True))
+        if self._is_float32:  # few, and of larger values than the kernels support
+            return self.graphed.eager(batch)
+        return self.graphed(batch)
+
+    def reset(self) -> None:
+        """Capture anew from now on: learning rate, weights or state of the method were changed outside of steps."""
+        if self.graphed is not None:
+            self.graphed.reset()
+
+    def _run(self, batch: Batch) -> StepResult:
+        def step() -> StepResult:
+            return self.step(batch, warmup=self._warmup, precision="float32" if self._is_float32 else None)
+
+        if not self.may_fall_back or (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            return step()
+        return run_or_repeat(step, self.step.matcher, self.step.method, self.device, self._fall_back_from_compile)
+
+    def _fall_back_from_compile(self, why: str) -> None:
+        run_eagerly(self.step.matcher)
+        self.may_fall_back = False
+        self.warn(f"training.compile: compiling failed ({why}); training continues without it")
+
+    def _fall_back_from_graphs(self, why: str) -> None:
+        self.warn(f"training.cuda_graphs: a step could not be captured ({why}); training continues without it")
+
+    def _kernels_support(self, batch: Batch) -> bool:
+        """Whether the step of this batch can be captured; the first one that cannot is reported."""
+        with self.step.autocast():
+            supported = self.step.matcher.kernels_support(batch)
+        if not supported and not self._has_warned_of_kernels:
+            self._has_warned_of_kernels = True
+            self.warn(
+                "training.cuda_graphs: some batches have longer captions, more regions or wider similarities than the "
+                "kernels support; their steps run eagerly, which is slower"
+            )
+        return supported
 
 
 def autocast(precision: Precision | Auto, device: torch.device) -> torch.autocast:

@@ -24,28 +24,16 @@ from sremkit.data.prefetch import prefetch
 from sremkit.methods import Method, Pairing, TrainingContext
 from sremkit.models import build_matcher
 from sremkit.models.matcher import EncodedPairs, Matcher, encode_everything
-from sremkit.models.regional_compile import CompileClock, run_eagerly, use_compile_cache
+from sremkit.models.regional_compile import CompileClock, use_compile_cache
 from sremkit.training.checkpoint import of_another_model, prefixed, without_prefix
-from sremkit.training.cuda_graphs import GraphedSteps, uses_cuda_graphs
-from sremkit.training.diagnostics import (
-    StoppedError,
-    StopRequest,
-    collapse_warnings,
-    stop_message,
-    writing_to,
-)
+from sremkit.training.diagnostics import StoppedError, StopRequest, collapse_warnings, stop_message, writing_to
 from sremkit.training.distributed import all_reduce_max
-from sremkit.training.execution import (
-    describe_execution,
-    deterministic_algorithms,
-    resolve_execution,
-    run_or_repeat,
-)
+from sremkit.training.execution import describe_execution, deterministic_algorithms, resolve_execution
 from sremkit.training.metrics import PairStatistics, StepMetrics, device_time, selection_metrics
 from sremkit.training.reporters import Observer, Reporter
 from sremkit.training.run_folder import RunFolder
 from sremkit.training.state import Position, RunState, Schedule, seed_generators
-from sremkit.training.step import EMA, OptimizerStep, StepResult
+from sremkit.training.step import EMA, OptimizerStep, StepRunner
 from sremkit.training.warmup import WarmupControl
 
 CONTINUE, SAVE, STOP = range(3)  # after a step
@@ -77,46 +65,35 @@ class Trainer:
         process: tuple[int, int] = (0, 1),
         trusted: Batches | None = None,
     ) -> None:
-        self.matcher = matcher.to(device)
-        self.method = method
-        self.batches = batches
+        self.matcher, self.method, self.device = matcher.to(device), method, device
+        self.batches, self.trusted = batches, trusted
+        self.rank, self.world = process
+        self.folder, self.validate, self.observer = folder, validate, observer
+        self.reporter = reporter if reporter is not None and self.rank == 0 else Reporter()
+        self.model_facts = model_facts or {}
         self.given = settings
         steps = math.ceil(len(batches.pairs) / settings.batch_size) * Schedule(settings).epochs()
         self.settings = settings = resolve_execution(settings, matcher, method, process, device, num_steps=steps)
-        self.device = device
-        self.rank, self.world = process
-        self.folder = folder
-        self.trusted = trusted
-        self.validate = validate
-        self.observer = observer
-        self.reporter = reporter if reporter is not None and self.rank == 0 else Reporter()
-        self.model_facts = model_facts or {}
-        self.statistics = PairStatistics(batches.pairs.pair_ids, device)
-        self.position = Position()
-        self.schedule = Schedule(settings)
-        self.warmup = WarmupControl(settings, self.schedule, method)
-        self.step_metrics = StepMetrics(batches.pairs.pair_ids, folder)
-        self.step = OptimizerStep(self.matcher, method, settings, device=device, world=self.world)
-        self.optimizer = self.step.optimizer
+        # A step.
         self.augmentation = Augmentation(
             len(batches.pairs), seed=settings.seed, min_area=settings.min_crop_area, flip=settings.flip
         )
-        self.graphed: GraphedSteps[StepResult] | None = None
-        if uses_cuda_graphs(settings, self.matcher, method, process, device):
-            fall_back = self._fall_back_from_graphs if self.given.cuda_graphs == "auto" else None
-            self.graphed = GraphedSteps(
-                self._eager_step, device, can_capture=self._kernels_support, on_failure=fall_back
-            )
-        self._may_fall_back = self.given.compile == "auto" and bool(settings.compile)
+        self.step = OptimizerStep(self.matcher, method, settings, device=device, world=self.world)
+        self.run_step = StepRunner(self.step, self.given, process=process, warn=lambda why: self.reporter.warn(why))
+        self.optimizer = self.step.optimizer
+        self.ema = EMA(self.matcher, settings.ema_decay) if settings.ema_decay else None
         self._compile_clock = CompileClock()
         self._compile_cache = use_compile_cache() if settings.compile else None
-        self.ema = EMA(self.matcher, settings.ema_decay) if settings.ema_decay else None
-        self._has_warned_of_kernels = False
-        self._last_save = time.monotonic()
+        # How far the run is, and what it has found.
+        self.schedule, self.position = Schedule(settings), Position()
+        self.warmup = WarmupControl(settings, self.schedule, method)
+        self.step_metrics = StepMetrics(batches.pairs.pair_ids, folder)
+        self.statistics = PairStatistics(batches.pairs.pair_ids, device)
         self.best_weights: dict[str, Tensor] | None = None  # kept in memory when there is no folder
         self.state = RunState(
             self.matcher, self.optimizer, method, self.statistics, self.ema, observer, device, process
         )
+        self._last_save = time.monotonic()
 
     def run(self) -> Position:
         """Train to the end, from the newest checkpoint of the run folder if there is one."""
@@ -135,7 +112,8 @@ class Trainer:
                 steps = self.position.step_in_epoch + len(order)
                 for rows, batch in zip(order, prefetch(self.batches, order, self.device), strict=True):
                     started = time.perf_counter()
-                    batch = self.augmentation(batch, rows, epoch)
+                    if self.augmentation.is_on:
+                        batch = self.augmentation(batch, rows, epoch)
                     self._update(batch)
                     self.position.train_seconds += time.perf_counter() - started
                     self.reporter.step(epoch, self.position.step_in_epoch, steps, self._means())
@@ -146,53 +124,27 @@ class Trainer:
                 self._save()
         return self.position
 
-    @property
-    def evaluated(self) -> Matcher:
-        """The model that is validated and kept: the averaged one, if there is one."""
-        return self.matcher if self.ema is None else self.ema.matcher
-
-    def context(self) -> TrainingContext:
-        """What the method may use apart from batches."""
-        return TrainingContext(
-            num_pairs=len(self.batches.pairs),
-            device=self.device,
-            matcher=self.matcher,
-            scan_pairs=lambda round_: prefetch(self.batches, self.batches.scan_order(round_), self.device),
-            trusted=self.trusted,
-            pairing=Pairing(
-                image_of_text=torch.from_numpy(self.batches.image_ids(self.batches.pairs.image_of_text)),
-                encode=self._encode,
-                assign_images=self._assign_images,
-            ),
-            take_pairs=lambda rows: self.batches.take(rows.cpu().numpy()).to(self.device),
-            restart=self._restart,
-        )
-
-    def _encode(self, text_rows: Tensor) -> tuple[Matcher, EncodedPairs]:
-        """The evaluated model, all images in the order of their ids, and these texts."""
-        images, texts = encode_everything(self.evaluated, self.batches, text_rows=text_rows.cpu().numpy())
-        rows = self.batches.image_rows(np.arange(len(images)))
-        return self.evaluated, EncodedPairs(images[torch.from_numpy(rows).to(self.device)], texts)
-
-    def _assign_images(self, image_ids: Tensor) -> None:
-        self.batches = self.batches.paired_as(self.batches.image_rows(image_ids.numpy()))
-
-    def _restart(self) -> None:
-        """Initialise the model again, equally in all processes, with a new state of the optimizer and a new average."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.settings.seed + self.position.epoch + 1)
-            fresh = build_matcher(self.matcher.name, **self.matcher.options).state_dict()
-        self.matcher.load_state_dict(fresh)
-        self.optimizer.state.clear()
-        if self.ema is not None:
-            self.ema.matcher.load_state_dict(fresh)
-        self.position.restarted_at = self.position.step
+    def _start_or_resume(self) -> None:
+        seed_generators(self.settings.seed, self.rank)
+        self.method.start(self.context())
+        self._last_save = time.monotonic()
+        saved = None if self.folder is None else self.folder.latest_step()
+        if saved is not None:
+            assert self.folder is not None
+            tensors, facts = saved
+            with of_another_model(self.folder.checkpoints):
+                if "method/image_of_text" in tensors:  # of a version that did not shuffle image ids
+                    images = tensors.pop("method/image_of_text").numpy()
+                    tensors["method/assigned_images"] = torch.from_numpy(self.batches.image_ids(images))
+                self.position = self.state.load(tensors, facts)
+                self.warmup.checkpoint = without_prefix("warmup_end", tensors) or None
+        if self.folder is not None and self.rank == 0:
+            self.folder.forget_metrics_from(self.position.epoch)
 
     def _begin_epoch(self, epoch: int) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.learning_rate(self.position)
-        if self.graphed is not None:
-            self.graphed.reset()
+        self.run_step.reset()
         if self.position.step_in_epoch > 0:
             return  # resumed within this epoch: the state of the method is from after its beginning
         started = device_time(self.device)
@@ -202,7 +154,7 @@ class Trainer:
 
     def _update(self, batch: Batch) -> None:
         """One step of the optimizer, with its metrics and statistics."""
-        result = self._step(batch)
+        result = self.run_step(batch, self.position.step, warmup=self.schedule.is_warmup(self.position))
         # The metrics of the step before: they have reached the host while this step was launched.
         self.step_metrics.add_to(self.position.sums)
         self.position.step += 1
@@ -214,50 +166,10 @@ class Trainer:
             self.observer.step(result.batch, result.loss, result.pull)
         metrics = {"loss": result.total, **result.loss.parts, **result.extra_losses}
         # The tensors of a CUDA graph are overwritten by the next step, so the given pair numbers are kept.
-        pair_id = result.batch.pair_id if self.graphed is None else batch.pair_id
+        pair_id = result.batch.pair_id if self.run_step.graphed is None else batch.pair_id
         self.step_metrics.put(self.position.step, pair_id, metrics | selection_metrics(result.loss.report))
         if self.device.type == "cpu":
             self.step_metrics.add_to(self.position.sums)
-
-    def _step(self, batch: Batch) -> StepResult:
-        if self.graphed is None:
-            return self._eager_step(batch.to(self.device, non_blocking=True))
-        if self._is_float32_step():  # few, and of larger values than the kernels support
-            return self.graphed.eager(batch)
-        return self.graphed(batch)
-
-    def _eager_step(self, batch: Batch) -> StepResult:
-        def step() -> StepResult:
-            return self.step(batch, warmup=warmup, precision="float32" if self._is_float32_step() else None)
-
-        warmup = self.schedule.is_warmup(self.position)
-        if not self._may_fall_back or (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-            return step()
-        return run_or_repeat(step, self.matcher, self.method, self.device, self._fall_back_from_compile)
-
-    def _fall_back_from_compile(self, why: str) -> None:
-        run_eagerly(self.matcher)
-        self._may_fall_back = False
-        self.reporter.warn(f"training.compile: compiling failed ({why}); training continues without it")
-
-    def _fall_back_from_graphs(self, why: str) -> None:
-        self.reporter.warn(f"training.cuda_graphs: a step could not be captured ({why}); training continues without it")
-
-    def _is_float32_step(self) -> bool:
-        """Whether the next step is one of the first of a bf16 training, which are in float32."""
-        return self.settings.precision == "bf16" and self.position.step < self.settings.float32_steps
-
-    def _kernels_support(self, batch: Batch) -> bool:
-        """Whether the step of this batch can be captured; the first one that cannot is reported."""
-        with self.step.autocast():
-            supported = self.matcher.kernels_support(batch)
-        if not supported and not self._has_warned_of_kernels:
-            self._has_warned_of_kernels = True
-            self.reporter.warn(
-                "training.cuda_graphs: some batches have longer captions, more regions or wider similarities than the "
-                "kernels support; their steps run eagerly, which is slower"
-            )
-        return supported
 
     def _save_or_stop(self, stop: StopRequest) -> None:
         """Save if it is time for a checkpoint, or if a signal reached any process; then stop."""
@@ -345,8 +257,7 @@ class Trainer:
         self.state.load_trained(self.warmup.checkpoint)
         self.warmup.checkpoint = None
         self.reporter.warn(self.warmup.plan_return(self.position, why))
-        if self.graphed is not None:
-            self.graphed.reset()
+        self.run_step.reset()
         if self.position.step_in_epoch > 0:
             self.method.begin_epoch(self.position.epoch, warmup=True)
 
@@ -377,23 +288,48 @@ class Trainer:
             with writing_to(self.folder):
                 self.folder.save_step(self.position.step, tensors, facts)
 
-    def _start_or_resume(self) -> None:
-        seed_generators(self.settings.seed, self.rank)
-        self.method.start(self.context())
-        self._last_save = time.monotonic()
-        saved = None if self.folder is None else self.folder.latest_step()
-        if saved is not None:
-            assert self.folder is not None
-            tensors, facts = saved
-            with of_another_model(self.folder.checkpoints):
-                if "method/image_of_text" in tensors:  # of a version that did not shuffle image ids
-                    images = tensors.pop("method/image_of_text").numpy()
-                    tensors["method/assigned_images"] = torch.from_numpy(self.batches.image_ids(images))
-                self.position = self.state.load(tensors, facts)
-                self.warmup.checkpoint = without_prefix("warmup_end", tensors) or None
-        if self.folder is not None and self.rank == 0:
-            self.folder.forget_metrics_from(self.position.epoch)
-
     def _means(self) -> dict[str, float]:
         steps = max(self.position.step_in_epoch, 1)
         return {name: value / steps for name, value in self.position.sums.items()}
+
+    @property
+    def evaluated(self) -> Matcher:
+        """The model that is validated and kept: the averaged one, if there is one."""
+        return self.matcher if self.ema is None else self.ema.matcher
+
+    def context(self) -> TrainingContext:
+        """What the method may use apart from batches."""
+        return TrainingContext(
+            num_pairs=len(self.batches.pairs),
+            device=self.device,
+            matcher=self.matcher,
+            scan_pairs=lambda round_: prefetch(self.batches, self.batches.scan_order(round_), self.device),
+            trusted=self.trusted,
+            pairing=Pairing(
+                image_of_text=torch.from_numpy(self.batches.image_ids(self.batches.pairs.image_of_text)),
+                encode=self._encode,
+                assign_images=self._assign_images,
+            ),
+            take_pairs=lambda rows: self.batches.take(rows.cpu().numpy()).to(self.device),
+            restart=self._restart,
+        )
+
+    def _encode(self, text_rows: Tensor) -> tuple[Matcher, EncodedPairs]:
+        """The evaluated model, all images in the order of their ids, and these texts."""
+        images, texts = encode_everything(self.evaluated, self.batches, text_rows=text_rows.cpu().numpy())
+        rows = self.batches.image_rows(np.arange(len(images)))
+        return self.evaluated, EncodedPairs(images[torch.from_numpy(rows).to(self.device)], texts)
+
+    def _assign_images(self, image_ids: Tensor) -> None:
+        self.batches = self.batches.paired_as(self.batches.image_rows(image_ids.numpy()))
+
+    def _restart(self) -> None:
+        """Initialise the model again, equally in all processes, with a new state of the optimizer and a new average."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.settings.seed + self.position.epoch + 1)
+            fresh = build_matcher(self.matcher.name, **self.matcher.options).state_dict()
+        self.matcher.load_state_dict(fresh)
+        self.optimizer.state.clear()
+        if self.ema is not None:
+            self.ema.matcher.load_state_dict(fresh)
+        self.position.restarted_at = self.position.step

@@ -9,8 +9,7 @@ import pytest
 import torch
 from sklearn.mixture import GaussianMixture
 
-from sremkit.methods.common.co_teaching import rescaled, split_clean
-from sremkit.methods.common.mixtures import _lower_cluster, lower_gaussian_probability
+from sremkit.methods.common.mixtures import _lower_cluster, lower_gaussian_probability, rescaled, split_clean
 
 
 def losses(low: int = 600, high: int = 400, gap: float = 0.35, seed: int = 0) -> torch.Tensor:

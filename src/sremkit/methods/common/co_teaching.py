@@ -19,10 +19,10 @@ from torch import Tensor
 
 from sremkit.data.batch import Batch
 from sremkit.methods.base import Forward, Method, TrainingContext
-from sremkit.methods.hinge import Similarity, similarity_of
+from sremkit.methods.common.batch_scores import Similarity, candidate_mask, similarity_of
+from sremkit.methods.common.mixtures import rescaled, split_clean
 from sremkit.models.matcher import Encoded, evaluating
 from sremkit.objectives import Loss
-from sremkit.objectives.logits import distinct_images
 from sremkit.objectives.terms import PairReport
 from sremkit.objectives.triplet import Reduction, Shape, soft_margin, triplet
 
@@ -117,7 +117,7 @@ class CoTeaching(Method):
 
     def loss(self, forward: Forward, batch: Batch, *, warmup: bool) -> Loss:
         scores = similarity_of(forward(batch), self.similarity)  # (2, b, b)
-        valid = self._distinct(batch)
+        valid = self._valid(batch)
         if warmup:
             hinges = torch.stack([self.warmup_hinges(s, valid) for s in scores])  # (2, b)
             return Loss(total=hinges.sum(), parts={"hinge": hinges.detach().mean()})
@@ -155,7 +155,7 @@ class CoTeaching(Method):
         """The mean hinge of every pair within a random batch, by each network: (2, n)."""
         losses = torch.zeros_like(self.probability)
         for batch in self.scan_pairs(round_):
-            valid = self._distinct(batch)
+            valid = self._valid(batch)
             for network, prediction in enumerate(self._predict(batch)):
                 hinges = triplet(prediction.scores, margin=self.margin, reduction="mean", valid=valid)
                 losses[network, batch.pair_id] = hinges.to(losses)
@@ -176,26 +176,8 @@ class CoTeaching(Method):
         same_part = clean[:, None] == clean[None, :]  # (b, b)
         return PeerSplit(clean, self.probability[by, batch.pair_id], valid & same_part)
 
-    def _distinct(self, batch: Batch) -> Tensor:
-        if self.mask_repeated_images:
-            return distinct_images(batch.image_id)
-        return torch.ones(len(batch), len(batch), dtype=torch.bool, device=batch.image_id.device)
-
-
-def rescaled(losses: Tensor) -> Tensor:
-    """Losses (n,) moved and scaled to [0, 1], in float64; equal losses all become 0."""
-    losses = losses.double()
-    low, high = losses.min(), losses.max()
-    return (losses - low) / (high - low).clamp_min(torch.finfo(torch.float64).tiny)
-
-
-def split_clean(probability: Tensor, *, threshold: float = 0.5) -> Tensor:
-    """(n,) bool, the clean pairs; where all of them would be, the hundredth of least probability is noisy."""
-    clean = probability > threshold
-    if bool(clean.all()):
-        clean = torch.ones_like(clean)
-        clean[probability.argsort(stable=True)[: len(clean) // 100 + 1]] = False
-    return clean
+    def _valid(self, batch: Batch) -> Tensor:
+        return candidate_mask(batch, self.mask_repeated_images)
 
 
 def match_strength(scores: Tensor, *, margin: float, valid: Tensor) -> Tensor:

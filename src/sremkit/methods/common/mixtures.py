@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from sremkit.errors import DataError
+
+Mixture = Literal["beta", "normal"]
 
 # A Gaussian narrower than this share of the whole spread has collapsed onto a few points.
 MIN_SHARE_OF_SPREAD = 1e-2
@@ -189,6 +192,13 @@ def fit_two_betas(values: Tensor, *, iterations: int = 10) -> TwoBetas:
     return TwoBetas(mixture.weight[order], mixture.alpha[order], mixture.beta[order])
 
 
+def lower_probability(values: Tensor, mixture: Mixture) -> Tensor:
+    """Posterior probability of the lower component: (n,), of values in [0, 1]."""
+    if mixture == "normal":
+        return lower_gaussian_probability(values)
+    return fit_two_betas(values).lower_probability(values)
+
+
 def seeded_match_probability(
     similarity: Tensor, *, matched: Tensor, mismatched: Tensor, iterations: int = 10
 ) -> Tensor:
@@ -237,3 +247,19 @@ def _unimodal(x: Tensor, responsibility: Tensor) -> TwoBetas:
 
 def _clamped(values: Tensor, edge: float) -> Tensor:
     return values.double().clamp(edge, 1 - edge)
+
+
+def rescaled(losses: Tensor) -> Tensor:
+    """Losses (n,) moved and scaled to [0, 1], in float64; equal losses all become 0."""
+    losses = losses.double()
+    low, high = losses.min(), losses.max()
+    return (losses - low) / (high - low).clamp_min(torch.finfo(torch.float64).tiny)
+
+
+def split_clean(probability: Tensor, *, threshold: float = 0.5) -> Tensor:
+    """(n,) bool, the clean pairs; where all of them would be, the hundredth of least probability is noisy."""
+    clean = probability > threshold
+    if bool(clean.all()):
+        clean = torch.ones_like(clean)
+        clean[probability.argsort(stable=True)[: len(clean) // 100 + 1]] = False
+    return clean

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from oracles import npc as oracle
-from sremkit.objectives.negative_impact import negative_impact_weight
+from sremkit.methods.npc import negative_impact_weight
 
 
 def case(b: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
