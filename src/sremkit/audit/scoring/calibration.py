@@ -65,7 +65,7 @@ class Calibration:
     sorted_statistic: np.ndarray  # (m,) of the pairs fitted to
     separation: dict[str, list[float]] | None = None  # histograms of given pairs and negatives, for the report
     near: NearMismatches | None = None  # what near mismatches could add
-    joint: JointPosterior | None = None  # where images have several captions, which are judged together
+    joint: JointPosterior | None = None  # where images have several captions, which are scored together
 
     def rank(self, statistic: np.ndarray) -> np.ndarray:
         """The fraction of the fitted pairs with a lower statistic, in [0, 1]."""
@@ -81,7 +81,7 @@ class Calibration:
     def score_pairs(
         self, statistic: np.ndarray, texts: np.ndarray, image_of_text: np.ndarray, group_of_text: np.ndarray
     ) -> np.ndarray:
-        """P(match) as `score`, with the captions of an image judged together where that was fitted.
+        """P(match) as `score`, with the captions of an image scored together where that was fitted.
 
         Args:
             texts: (m, e); image_of_text: (m,); group_of_text: (m,) equal for equal texts.

@@ -1,4 +1,4 @@
-"""The captions of one image are judged together: P(match) of each given all of them.
+"""The captions of one image are scored together: P(match) of each given all of them.
 
 Matched captions of an image resemble each other. A caption that resembles none of the others probably mismatches, one
 that resembles matched ones probably matches. For an image with c captions, let m_k be 1 where caption k matches:
@@ -22,8 +22,8 @@ from itertools import product
 
 import numpy as np
 
-MIN_IMAGES = 100  # with several captions; with fewer, captions are judged one by one
-MAX_TOGETHER = 8  # captions of an image; more are judged in groups
+MIN_IMAGES = 100  # with several captions; with fewer, captions are scored one by one
+MAX_TOGETHER = 8  # captions of an image; more are scored in groups
 IMAGES_PER_CHUNK = 4096
 BOUND = 1e-4  # P(match) is used between this and 1 - this
 # Of s_kl. An unusual caption fits its image badly and resembles no other, which is one fact and not two.
