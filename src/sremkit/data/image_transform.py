@@ -96,8 +96,8 @@ class ImageTransform:
             width=int(width),
             shortest_edge=None if edge is None else int(edge),
             resample=int(config.get("resample", BICUBIC)),
-            mean=tuple(float(value) for value in config.get("image_mean", cls.CLIP["mean"])),
-            std=tuple(float(value) for value in config.get("image_std", cls.CLIP["std"])),
+            mean=_channels(config.get("image_mean", cls.CLIP["mean"])),
+            std=_channels(config.get("image_std", cls.CLIP["std"])),
         )
 
     @classmethod
@@ -148,6 +148,11 @@ class ImageTransform:
     def __call__(self, image: Image) -> Tensor:
         """The normalised pixels of one image, (3, height, width) float32."""
         return self.normalize(torch.from_numpy(self.resize(image)))
+
+
+def _channels(values: Any) -> tuple[float, float, float]:
+    red, green, blue = values
+    return float(red), float(green), float(blue)
 
 
 def _size(size: Any, name: str) -> dict[str, int]:
