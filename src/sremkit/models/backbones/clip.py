@@ -202,7 +202,8 @@ class Clip(Matcher):
         model.save_pretrained(folder)
         write_json(folder / PROCESSOR, processor_config(self.image_transform, self.kind))
         if self.folder is not None:
-            transformers.AutoTokenizer.from_pretrained(self.folder, local_files_only=True).save_pretrained(folder)
+            local = {"local_files_only": True, "trust_remote_code": False}
+            transformers.AutoTokenizer.from_pretrained(self.folder, **local).save_pretrained(folder)
         elif tokenizer is not None:
             tokenizer.save(folder)
 
