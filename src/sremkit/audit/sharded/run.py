@@ -157,8 +157,8 @@ def _connect(ray: Any, workers: int | None) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if os.environ.get("RAY_ADDRESS"):
         ray.init(log_to_driver=False)
-    else:  # a cluster of this machine alone, which no other machine can reach
-        local = {"_node_ip_address": "127.0.0.1", "include_dashboard": False}
+    else:  # a cluster of its own that no other machine can reach, not one that runs here or was killed here
+        local = {"address": "local", "_node_ip_address": "127.0.0.1", "include_dashboard": False}
         ray.init(num_cpus=workers or None, log_to_driver=False, logging_level="error", **local)
 
 
