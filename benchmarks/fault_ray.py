@@ -130,7 +130,7 @@ def _output(folder: Path, out: str) -> str:
 
 
 def _compare(figures: Figures, audit: subprocess.Popen[bytes], out: Path, whole: bytes) -> None:
-    if audit.returncode:
+    if audit.returncode or not (out / "pairs.parquet").exists():
         figures.defects.append(f"exit status {audit.returncode}: {_output(out.parent, out.name)}")
     else:
         figures.check((out / "pairs.parquet").read_bytes() == whole, "other bytes")

@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from ports import free_port
+
 HERE = Path(__file__).parent
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def torchrun(script: Path) -> str:
-    launcher = ["torch.distributed.run", "--nproc_per_node=2", "--master_addr=127.0.0.1", "--master_port=29631"]
-    command = [sys.executable, "-m", *launcher, str(script)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT, timeout=120)
+    launcher = ["torch.distributed.run", "--nproc_per_node=2", "--master_addr=127.0.0.1"]
+    command = [sys.executable, "-m", *launcher, f"--master_port={free_port()}", str(script)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT, timeout=300)
     assert run.returncode == 0, run.stderr[-3000:]
     return run.stdout
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ports import free_port
 from pretrained_models import save_model, write_pairs
 from sremkit.cli.main import main
 from sremkit.config.recipes import OptionsDroppedWarning
@@ -32,7 +33,8 @@ ACCELERATE = ["accelerate.commands.launch", "--multi_gpu", "--num_processes=2", 
               "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port={port}"]  # fmt: skip
 
 
-def torchrun(*arguments: str, port: int, launcher: list[str] = TORCHRUN) -> str:
+def torchrun(*arguments: str, launcher: list[str] = TORCHRUN) -> str:
+    port = free_port()
     paths = [str(SCRIPT.parents[1]), os.environ.get("PYTHONPATH", "")]  # scripts import from `training` too
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
@@ -45,7 +47,7 @@ def torchrun(*arguments: str, port: int, launcher: list[str] = TORCHRUN) -> str:
 
 
 def test_loss_and_gradients_of_two_processes_are_those_of_one_on_the_joined_batch() -> None:
-    lines = [line.split() for line in torchrun(str(SCRIPT), port=29611).splitlines()]
+    lines = [line.split() for line in torchrun(str(SCRIPT)).splitlines()]
     *backbones, step = lines
     assert [line[0] for line in backbones] == [
         "scan-t2i",
@@ -70,7 +72,7 @@ def test_loss_and_gradients_of_two_processes_are_those_of_one_on_the_joined_batc
 
 
 def test_a_run_of_two_processes_with_uneven_shards_resumes_exactly(tmp_path: Path) -> None:
-    lines = torchrun(str(SCRIPT.with_name("two_process_resume.py")), str(tmp_path), port=29616).splitlines()
+    lines = torchrun(str(SCRIPT.with_name("two_process_resume.py")), str(tmp_path)).splitlines()
     told = {words[0]: words[1:] for words in (line.split() for line in lines)}
     assert told["generators"] == ["generator/cpu", "generator/cpu-1"]
     assert told["resumed"] == ["True"]
@@ -87,9 +89,9 @@ SMALL = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("launcher", "port"), [(TORCHRUN, 29612), (ACCELERATE, 29614)], ids=["torchrun", "accelerate"])
-def test_the_command_trains_in_two_processes_and_one_writes(tmp_path: Path, launcher: list[str], port: int) -> None:
-    out = torchrun("-m", "sremkit", *SMALL, "--out", str(tmp_path / "run"), port=port, launcher=launcher)
+@pytest.mark.parametrize("launcher", [TORCHRUN, ACCELERATE], ids=["torchrun", "accelerate"])
+def test_the_command_trains_in_two_processes_and_one_writes(tmp_path: Path, launcher: list[str]) -> None:
+    out = torchrun("-m", "sremkit", *SMALL, "--out", str(tmp_path / "run"), launcher=launcher)
     assert out.count("the run is in") == 1
     folder = RunFolder.open(tmp_path / "run")
     assert [row["epoch"] for row in folder.read_metrics()] == [0, 1]
@@ -100,7 +102,7 @@ def test_the_command_trains_in_two_processes_and_one_writes(tmp_path: Path, laun
 
 def test_a_run_in_one_process_is_the_same_but_for_rounding(tmp_path: Path) -> None:
     shareable = [*SMALL, "--set", "data.train_options.num_scenes=12"]  # 60 pairs: 32 and 28
-    torchrun("-m", "sremkit", *shareable, "--out", str(tmp_path / "two"), port=29613)
+    torchrun("-m", "sremkit", *shareable, "--out", str(tmp_path / "two"))
     with pytest.warns(OptionsDroppedWarning, match="model.name is 'scan-t2i'"):
         main([*shareable, "--out", str(tmp_path / "one")])
     one, two = (
@@ -141,7 +143,7 @@ def test_a_signal_to_one_process_stops_them_all_and_the_run_is_saved(tmp_path: P
     run = tmp_path / "run"
     command = [sys.executable, "-m", "sremkit", *SMALL, "--set", "training.epochs=1000", "--out", str(run)]
     shared = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": "2"}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29615"}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     processes = [
         subprocess.Popen(
             command,

@@ -19,8 +19,9 @@ if importlib.util.find_spec("ray") is None:
     pytest.skip("ray is not installed (pip install 'sremkit[scale]')", allow_module_level=True)
 
 TESTS = Path(__file__).parents[2]
-SECONDS = 120  # after which a cluster that hangs is ended
+SECONDS = 300  # after which a cluster that hangs is ended
 SCRIPT = """
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +36,7 @@ plan = small_plan(out, list_embeddings(root / "images", root / "texts"), max_tra
 if sys.argv[3] == "plain":
     assert audit_shards(plan).summary is not None
     sys.exit()
-ray.init(num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", logging_level="error")
+ray.init("local", num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", logging_level="error")
 try:
     assert audit_shards(plan, engine=run_on_ray).summary is not None
     assert ray.is_initialized()  # a cluster that was there before is left alone
@@ -43,6 +44,10 @@ try:
         list(run_on_ray(fails, plan, [0, 1, 2]))
     except UserError as sentence:
         print(sentence)
+    os.chdir(root)  # while the workers stay where they were started
+    there = replace(plan, out=Path("relative"), shards=list_embeddings(Path("images"), Path("texts")))
+    assert audit_shards(there, engine=run_on_ray).summary is not None
+    assert (root / "relative" / "pairs.parquet").exists()
 finally:
     ray.shutdown()
 """

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from objectives.fast.tiled_processes import CASES
+from ports import free_port
 from sremkit.objectives.fast.tiled import TiledSREM
 
 SCRIPT = Path(__file__).with_name("tiled_processes.py")
@@ -19,7 +20,7 @@ SCRIPT = Path(__file__).with_name("tiled_processes.py")
 @pytest.fixture(scope="module")
 def printed() -> dict[str, list[float]]:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
-    command += ["--master_addr=127.0.0.1", "--master_port=29631", str(SCRIPT)]
+    command += ["--master_addr=127.0.0.1", f"--master_port={free_port()}", str(SCRIPT)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
     assert run.returncode == 0, run.stderr[-3000:]

@@ -88,6 +88,11 @@ def _audit_missing(plan: ShardPlan, share: Share, engine: Engine, progress: Prog
             with timed(seconds, stage):
                 for finished, _ in enumerate(engine(work, plan, todo), start=before + 1):
                     report(f"{stage}: shards", finished, len(numbers))
+            if lost := [number for number in todo if done(number) is None]:
+                raise UserError(
+                    f"{len(lost):,} shards are done, such as {plan.shards[lost[0]].name}, but not in {plan.out}: the "
+                    "machines at work do not see the same folder; name one that all of them see"
+                )
         return [number for number in range(len(plan.shards)) if done(number) is None]
 
     if missing := run(prepare_shard, plan.prepared, "features"):
@@ -157,13 +162,27 @@ def _connect(ray: Any, workers: int | None) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if os.environ.get("RAY_ADDRESS"):
         ray.init(log_to_driver=False)
-    else:  # a cluster of this machine alone, which no other machine can reach
-        local = {"_node_ip_address": "127.0.0.1", "include_dashboard": False}
+    else:  # a cluster of its own that no other machine can reach, not one that runs here or was killed here
+        local = {"address": "local", "_node_ip_address": "127.0.0.1", "include_dashboard": False}
         ray.init(num_cpus=workers or None, log_to_driver=False, logging_level="error", **local)
 
 
+def _work_in(folder: str, work: Work, plan: ShardPlan, number: int) -> None:
+    """A task: the work on one shard, from the folder that the command was given in."""
+    try:
+        os.chdir(folder)
+    except OSError as cause:
+        raise UserError(
+            f"{folder} is not on the machine of a Ray worker ({cause.strerror}); give the command in a folder that all "
+            "machines see"
+        ) from cause
+    work(plan, number)
+
+
 def _tasks(ray: Any, work: Work, plan: ShardPlan, numbers: Sequence[int]) -> Iterator[int]:
-    task = ray.remote(num_cpus=1)(work)
+    # Workers of a cluster that runs already are elsewhere, where relative paths would name other files.
+    task = ray.remote(num_cpus=1)(_work_in).options(name=work.__name__)
+    folder = os.getcwd()
     shared_plan = ray.put(replace(plan, workers=0))  # a task has one core: it starts no processes of its own
     max_queued = QUEUED_PER_CORE * max(int(ray.cluster_resources().get("CPU", 1)), 1)
     left = list(reversed(numbers))
@@ -172,7 +191,7 @@ def _tasks(ray: Any, work: Work, plan: ShardPlan, numbers: Sequence[int]) -> Ite
         while left or number_of:
             while left and len(number_of) < max_queued:
                 number = left.pop()
-                number_of[task.remote(shared_plan, number)] = number
+                number_of[task.remote(folder, work, shared_plan, number)] = number
             (done,), _ = ray.wait(list(number_of), num_returns=1)
             number = number_of.pop(done)
             try:
