@@ -19,7 +19,8 @@ from sremkit.errors import DataError, UserError
 from sremkit.io import digest
 
 DECISIONS = "decisions.sqlite"
-Action = Literal["keep", "drop", "edit", "accept"]  # the last two replace the caption
+Action = Literal["keep", "drop", "edit", "accept"]
+ACTIONS: tuple[Action, ...] = ("keep", "drop", "edit", "accept")  # the last two replace the caption
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS decisions (
     pair TEXT PRIMARY KEY, row INTEGER, id TEXT, image TEXT, given TEXT, action TEXT, text TEXT, time TEXT
