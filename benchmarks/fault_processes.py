@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import os
 import resource
 import signal
+import struct
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context, set_start_method
 from multiprocessing.process import BaseProcess
@@ -71,11 +73,11 @@ class Running:
             return False
         return True
 
-    def wait_for(self, path: Path, *, seconds: float = 60) -> bool:
-        """Wait until a file exists; returns whether it came while the command was running."""
+    def wait_for(self, is_there: Callable[[], bool], *, seconds: float = 60) -> bool:
+        """Wait until something is there; returns whether it came while the command was running."""
         end = time.monotonic() + seconds
         while self.is_running() and time.monotonic() < end:
-            if path.exists():
+            if is_there():
                 return True
             time.sleep(0.001)
         return False
@@ -118,6 +120,17 @@ def run_srem(
     code = main(arguments)
     sys.stdout.flush()
     sys.exit(code)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock of a file; one that has only opened it does not."""
+    try:
+        with path.open("rb") as file:
+            asked = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind: int = struct.unpack("hhqqi", fcntl.fcntl(file, fcntl.F_GETLK, asked))[0]
+            return kind != fcntl.F_UNLCK
+    except FileNotFoundError:
+        return False
 
 
 def run(arguments: Sequence[str], folder: Path, *, setup: str = "", limits: Limits | None = None) -> Ended:

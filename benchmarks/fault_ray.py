@@ -18,6 +18,7 @@ from benchmarks.fault_processes import children_of
 from benchmarks.faults import Figures
 
 SHARDS = 12
+START_SECONDS = 180  # until the first shards are done
 AUDIT = ("audit", "--image-emb", "images", "--text-emb", "texts", "--sharded")
 # A cluster of a head without cores and two nodes with one each; the first node is lost when a line comes.
 CLUSTER = """
@@ -83,7 +84,11 @@ def lose_ray_node() -> Figures:
         try:
             address = cluster.stdout.readline().strip()
             audit = _start(Path(folder), "ray", "--engine", "ray", address=address)
+            end = time.monotonic() + START_SECONDS
             while audit.poll() is None and len(list((Path(folder) / "ray").glob("shards/*/prepared.json"))) < 2:
+                if time.monotonic() > end:
+                    os.killpg(audit.pid, signal.SIGKILL)
+                    audit.wait()
                 time.sleep(0.01)
             figures.check(audit.poll() is None, "the audit had ended before the node was lost")
             cluster.stdin.write("\n")
@@ -115,7 +120,8 @@ def _start(folder: Path, out: str, *options: str, address: str = "") -> subproce
 
 
 def _environment(address: str = "") -> dict[str, str]:
-    fixed = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": address, "RAY_DEDUP_LOGS": "0"}
+    fixed = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": address, "RAY_DEDUP_LOGS": "0",
+             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # fmt: skip  # else 127.0.0.1 is replaced by a network address
     return {**os.environ, **fixed, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 

@@ -1,10 +1,11 @@
-"""Collections of Flickr8k's vectors in which some captions are wrong in one of five ways, for measuring an audit.
+"""Collections of Flickr8k's vectors in which some captions are wrong in one of six ways, for measuring an audit.
 
     random          captions exchanged among pairs drawn at random
     shared word     captions exchanged among pairs whose captions have a content word in common
     near caption    one of the ten nearest captions of other images, which the collection does not hold
     partner absent  a caption of an image that the collection does not hold
     one word wrong  one content word replaced by another of the vocabulary
+    whole image     images exchanged, each with all captions of another one
 
 The truth stays outside of the pairs that are scored.
 """
@@ -23,7 +24,7 @@ from sremkit.audit.scoring.types import PairVectors
 from sremkit.data import Pairs
 from sremkit.data.pairs import MISSING
 
-KINDS = ("random", "shared word", "near caption", "partner absent", "one word wrong")
+KINDS = ("random", "shared word", "near caption", "partner absent", "one word wrong", "whole image")
 NEAREST = 10
 WORD = re.compile(r"[a-z]{3,}")
 # Frequent words that say nothing about the image.
@@ -158,7 +159,13 @@ def make_collection(
         is_noisy = np.zeros(len(rows), dtype=bool)
         is_noisy[wrong] = True
     else:
-        if kind == "random":
+        if kind == "whole image":
+            block = captions_per_image * np.sort(
+                rng.permutation(len(chosen_images))[: round(rate * len(chosen_images))]
+            )
+            moved = block[:, None] + np.arange(captions_per_image)
+            donors[moved] = rows[np.roll(moved, 1, axis=0)]
+        elif kind == "random":
             donors[wrong] = rows[wrong][_derangement(given[wrong], rng)]
         elif kind == "shared word":
             donors[wrong] = rows[wrong][_shared_words([texts[k] for k in wrong], given[wrong], rng)]

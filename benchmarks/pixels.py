@@ -1,25 +1,29 @@
 """Speed and quality of training on pixels: decoding, the step, the wait for data, and R_sum by method and noise.
 
-    python -m benchmarks.pixels decode -o decode.csv    # images/s by workers, with and without a cache
-    python -m benchmarks.pixels step -o step.csv        # pairs/s, share of the time that waits for data
-    python -m benchmarks.pixels recall -o recall.csv    # R_sum of InfoNCE, SREM, SREM-plus at 0 and 40 %
+    python -m benchmarks.pixels decode step recall -o runs/pixels    # all of it
+    python -m benchmarks.pixels decode    # images/s by workers, with and without a cache
+    python -m benchmarks.pixels step      # pairs/s, and the share of the time in which the step waits for data
+    python -m benchmarks.pixels recall    # R_sum of InfoNCE, SREM, SREM-plus at 0 and 40 %
+    python -m benchmarks.pixels step recall --steps 2 --epochs 2 --warmup-epochs 1 --image-size 32   # to try it
 
-On Flickr8k's photographs (AVIF in tar archives, $SREMKIT_DATA/flickr8k) with the small ViT. One row a measurement, in
-CSV.
+On Flickr8k's photographs (AVIF in tar archives, $SREMKIT_DATA/flickr8k) with the small ViT. Each part writes its rows
+into OUT/PART.csv as they are measured.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.commands import make_parser, run_command
+from sremkit.bench.grid import write_csv
 from sremkit.config.recipes import Recipe, recipe_from_table, recipe_to_toml
 from sremkit.data.decoder import Decoder
 from sremkit.data.formats import read_pairs
@@ -42,18 +46,17 @@ METHOD_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def recipe(method: str, *, rate: float, args: argparse.Namespace) -> Recipe:
+def recipe(method: str, *, rate: float, args: argparse.Namespace, cache: str = "auto") -> Recipe:
     """The small ViT on Flickr8k's photographs."""
     warmup = args.warmup_epochs if METHODS[method].has_warmup else 0
     table = {
         "name": f"flickr8k-pixels-{method}",
         "data": {
-            "source": SOURCE,
+            "source": args.source,
             "options": {"features": "pooled"},
-            "pixel_cache": args.cache,
-            **({} if args.workers is None else {"image_workers": args.workers}),
+            "pixel_cache": cache,
         },
-        "noise": {"rate": rate},
+        "noise": {"rate": rate, "seed": args.seed},
         "model": {"name": "vit", "image_size": args.image_size, "patch_size": args.patch_size},
         "method": {"name": method, **METHOD_OPTIONS[method]},
         "training": {
@@ -65,18 +68,19 @@ def recipe(method: str, *, rate: float, args: argparse.Namespace) -> Recipe:
             "min_crop_area": 0.5,
             "precision": args.precision,
             "workers": 4,
+            "seed": args.seed,
         },
     }
     return recipe_from_table(table)
 
 
-def measure_decoding(args: argparse.Namespace) -> list[dict[str, Any]]:
+def measure_decoding(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Images per second of one pass, by workers; then of passes over the cache that it filled."""
-    pairs = read_pairs(Path(resolve_source(SOURCE)), split="train")
+    pairs = read_pairs(Path(resolve_source(args.source)), split="train")
     assert pairs.images is not None
     images = SelectedImages(pairs.images, np.arange(min(args.images, len(pairs.images))))
     transform = ImageTransform(args.image_size, args.image_size, shortest_edge=args.image_size)
-    rows = []
+    setting = {"image_size": args.image_size, "cores": usable_cores()}
     for workers in args.worker_counts:
         decoder = Decoder(images, transform, workers=workers)
         started = time.perf_counter()
@@ -84,7 +88,7 @@ def measure_decoding(args: argparse.Namespace) -> list[dict[str, Any]]:
             pass
         seconds = time.perf_counter() - started
         decoder.close()
-        rows.append({"what": "decoding", "workers": workers, "images_per_second": len(images) / seconds})
+        yield {"what": "decoding", "workers": workers, "images_per_second": len(images) / seconds, **setting}
     with tempfile.TemporaryDirectory() as folder:
         cached = PixelReading(cache=folder).open(images, transform)
         order = np.random.default_rng(0).permutation(len(images))
@@ -94,16 +98,13 @@ def measure_decoding(args: argparse.Namespace) -> list[dict[str, Any]]:
             for part in parts:
                 cached.rows(part)
             seconds = time.perf_counter() - started
-        rows.append({"what": "cache, normalised", "workers": 0, "images_per_second": len(images) / seconds})
-    return [{**row, "image_size": args.image_size, "cores": usable_cores()} for row in rows]
+        yield {"what": "cache, normalised", "workers": 0, "images_per_second": len(images) / seconds, **setting}
 
 
-def measure_steps(args: argparse.Namespace) -> list[dict[str, Any]]:
+def measure_steps(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Pairs per second of one epoch, and the share of its time in which the step waited for a batch."""
-    rows = []
     for cache in ("auto", "off"):
-        args.cache = cache
-        prepared = prepare(recipe("srem", rate=0.4, args=args))
+        prepared = prepare(recipe("srem", rate=0.4, args=args, cache=cache))
         device, batches = prepared.process.device, make_batches(prepared)
         matcher = prepared.matcher.to(device)
         step = OptimizerStep(matcher, prepared.method, prepared.recipe.training, device=device)
@@ -121,15 +122,13 @@ def measure_steps(args: argparse.Namespace) -> list[dict[str, Any]]:
             pairs += len(batch) if number >= args.warm_steps else 0
             arrives = time.perf_counter()
         seconds = time.perf_counter() - started
-        rows.append({"what": f"training, cache {cache}", "device": str(device), "cores": usable_cores(),
-                     "batch_size": args.batch_size, "pairs_per_second": pairs / seconds,
-                     "waiting_share": waited / seconds})  # fmt: skip
-    return rows
+        yield {"what": f"training, cache {cache}", "device": str(device), "cores": usable_cores(),
+               "batch_size": args.batch_size, "pairs_per_second": pairs / seconds,
+               "waiting_share": waited / seconds}  # fmt: skip
 
 
-def measure_recall(args: argparse.Namespace) -> list[dict[str, Any]]:
+def measure_recall(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """R_sum on the test split."""
-    rows = []
     for rate in args.rates:
         for method in args.methods:
             with tempfile.TemporaryDirectory() as name:
@@ -137,10 +136,8 @@ def measure_recall(args: argparse.Namespace) -> list[dict[str, Any]]:
                 folder = RunFolder.create(Path(name) / "run", config=recipe_to_toml(prepared.recipe))
                 record = train(prepared, folder)
                 metrics = evaluate_runs([folder.path], split="test")["metrics"]
-            rows.append({"method": method, "noise": rate, "rsum": metrics["rsum"], "seconds": record["seconds"],
-                         "device": str(prepared.process.device), "epochs": args.epochs})  # fmt: skip
-            print(rows[-1], flush=True)
-    return rows
+            yield {"method": method, "noise": rate, "rsum": metrics["rsum"], "seconds": record["seconds"],
+                   "device": str(prepared.process.device), "epochs": args.epochs, "seed": args.seed}  # fmt: skip
 
 
 def _synchronize(device: torch.device) -> None:
@@ -148,35 +145,48 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["decode", "step", "recall"])
-    parser.add_argument("-o", "--out", type=Path, required=True)
-    parser.add_argument("--images", type=int, default=2000)
-    parser.add_argument("--image-size", type=int, default=96)
-    parser.add_argument("--patch-size", type=int, default=16)
-    parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--learning-rate", type=float, default=5e-4)
-    parser.add_argument("--precision", default="float32")
-    parser.add_argument("--epochs", type=int, default=40)
-    parser.add_argument("--warmup-epochs", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--warm-steps", type=int, default=5)
-    parser.add_argument("--cache", default="auto")
-    parser.add_argument("--workers", type=int)
-    parser.add_argument("--worker-counts", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--methods", nargs="+", default=list(METHOD_OPTIONS))
-    parser.add_argument("--rates", type=float, nargs="+", default=[0.0, 0.4])
-    args = parser.parse_args()
-    measure = {"decode": measure_decoding, "step": measure_steps, "recall": measure_recall}[args.what]
-    rows = measure(args)
-    with args.out.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    for row in rows:
-        print(row)
+PARTS: dict[str, Callable[[argparse.Namespace], Iterator[dict[str, Any]]]] = {
+    "decode": measure_decoding,
+    "step": measure_steps,
+    "recall": measure_recall,
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = make_parser("pixels", __doc__)
+    parser.add_argument("parts", nargs="+", choices=list(PARTS), help="what to measure")
+    parser.add_argument("-o", "--out", type=Path, default=Path("runs/pixels"), help="folder to write")
+    parser.add_argument("--images", type=int, default=2000, help="images that `decode` reads")
+    parser.add_argument("--worker-counts", type=int, nargs="+", default=[0, 1, 2], help="processes that decode")
+    parser.add_argument("--image-size", type=int, default=96, help="pixels along one side")
+    parser.add_argument("--patch-size", type=int, default=16, help="pixels along one side of a patch")
+    parser.add_argument("--batch-size", type=int, default=256, help="pairs")
+    parser.add_argument("--steps", type=int, default=100, help="measured by `step`")
+    parser.add_argument("--warm-steps", type=int, default=5, help="before them")
+    parser.add_argument("--epochs", type=int, default=40, help="of a run, warm-up included")
+    parser.add_argument("--warmup-epochs", type=int, default=10, help="of a method that has a warm-up")
+    parser.add_argument("--learning-rate", type=float, default=5e-4, help="of all methods")
+    parser.add_argument("--precision", default="float32", help="float32, tf32 or bf16")
+    parser.add_argument("--methods", nargs="+", default=list(METHOD_OPTIONS), choices=list(METHOD_OPTIONS))
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.0, 0.4], help="shares of wrong captions")
+    parser.add_argument("--seed", type=int, default=0, help="of training and noise")
+    parser.add_argument("--source", default=SOURCE, help="folder of the collection")
+    return parser
+
+
+def run(args: argparse.Namespace) -> None:
+    args.out.mkdir(parents=True, exist_ok=True)
+    for part in args.parts:
+        rows = []
+        for row in PARTS[part](args):
+            print(row, flush=True)
+            rows.append(row)
+            write_csv(rows, args.out / f"{part}.csv")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return run_command(build_parser(), run, arguments)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

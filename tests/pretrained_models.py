@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from string import ascii_lowercase
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -16,7 +18,7 @@ tokenizers = pytest.importorskip("tokenizers")
 COLORS = ("red", "green", "blue", "white", "black", "yellow")
 WORDS = ["[PAD]", "[UNK]", "<start>", "<end>", "a", "square", "left", *COLORS]
 SIDE = 16
-TEXT = dict(vocab_size=len(WORDS), hidden_size=8, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+TEXT = dict(vocab_size=64, hidden_size=8, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
             max_position_embeddings=8, bos_token_id=2, eos_token_id=3, pad_token_id=0)  # fmt: skip
 VISION = dict(hidden_size=8, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=SIDE,
               patch_size=8)  # fmt: skip
@@ -58,6 +60,55 @@ def save_model(folder: Path, kind: str) -> Path:
     fast.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(PIXELS[kind]))
     return folder
+
+
+def write_clip_vocabulary(folder: Path) -> None:
+    """The tokenizer as OpenAI published CLIP: vocab.json and merges.txt, without a tokenizer.json.
+
+    Its configuration says 2 for the end token, and transformers then takes the highest id.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["eos_token_id"] = 2
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").unlink()
+    pieces = [*ascii_lowercase, *(f"{letter}</w>" for letter in ascii_lowercase), "re", "red</w>", "sq"]
+    vocabulary = {piece: k for k, piece in enumerate([*pieces, "<|startoftext|>", "<|endoftext|>"])}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    (folder / "merges.txt").write_text("#version: 0.2\nr e\nre d</w>\ns q\n")
+    marks = {"bos_token": "<|startoftext|>", **dict.fromkeys(("eos_token", "pad_token", "unk_token"), "<|endoftext|>")}
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "CLIPTokenizer", "model_max_length": 8, **marks})
+    )
+
+
+PIECES = ["<pad>", "</s>", "<unk>", "\u2581a", "\u2581square", "\u2581left", "\u2581", *(f"\u2581{c}" for c in COLORS)]
+
+
+def write_sentencepiece(folder: Path) -> None:
+    """The tokenizer as Google published SigLIP, but for its tokenizer.json: spiece.model."""
+    (folder / "tokenizer.json").unlink()
+    proto = pytest.importorskip("transformers.convert_slow_tokenizer").import_protobuf()
+    control, unknown, normal = 3, 2, 1
+    pieces = [
+        proto.ModelProto.SentencePiece(
+            piece=piece, score=0.0 if k < 3 else -1.0, type=unknown if k == 2 else control if k < 2 else normal
+        )
+        for k, piece in enumerate(PIECES)
+    ]
+    model = proto.ModelProto(pieces=pieces)
+    model.trainer_spec.model_type, model.trainer_spec.unk_id = 1, 2
+    model.normalizer_spec.name = "identity"
+    (folder / "spiece.model").write_bytes(model.SerializeToString())
+    marks = {"eos_token": "</s>", "pad_token": "</s>", "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "SiglipTokenizer", "do_lower_case": True, "model_max_length": 8, **marks})
+    )
+
+
+def write_pickled_weights(folder: Path) -> None:
+    """The weights as older models have them: pytorch_model.bin."""
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
 
 
 def write_pairs(folder: Path, count: int = 24) -> Path:

@@ -13,6 +13,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+import sremkit
+from reviewed_audits import browser
 from sremkit.cli.main import build_parser
 from sremkit.cli.parser import all_parsers
 from sremkit.config.options import options_of
@@ -116,10 +118,39 @@ def test_every_command_setting_method_backbone_and_recipe_has_its_place(site: di
     assert all(f"<code>{name}</code>" in text_of(site, "reference/recipes.html") for name in recipe_files())
     objectives = text_of(site, "reference/api/objectives.html")
     assert all(f'id="sremkit.objectives.{name}"' in objectives for name in OBJECTIVES)
+    python = "".join(page.text for file, page in site.items() if file.parent.name == "api")
+    public = [name for name in sremkit.__all__ if name != "__version__"]
+    assert [name for name in public if not re.search(rf'id="sremkit\.[\w.]+\.{name}"', python)] == []
+
+
+def test_the_navigation_names_every_page() -> None:
+    named = (REPOSITORY / "docs" / "site" / "nav.yml").read_text(encoding="utf-8")
+    written = {file.relative_to(REPOSITORY) for file in (REPOSITORY / "docs").rglob("*.md")}
+    pages = [path for path in written if path.parent != Path("docs/methods")]  # those are added by name
+    notebooks = [path.with_suffix(".md") for path in Path("docs/notebooks").glob("*.ipynb")]
+    assert [page.as_posix() for page in [*pages, *notebooks] if f" {page.as_posix()}\n" not in named] == []
 
 
 def test_every_method_has_a_written_page() -> None:
     assert [name for name in PACKAGED_METHODS if not (REPOSITORY / "docs" / "methods" / f"{name}.md").exists()] == []
+
+
+#: What is wrong with how a page is shown: too wide for the window, images that are missing, formulas that are cut.
+FAULTS = """() => [
+  ...(document.documentElement.scrollWidth > innerWidth ? ["wider than the window"] : []),
+  ...[...document.images].filter(i => i.complete && !i.naturalWidth).map(i => "no image " + i.src),
+  ...[...document.querySelectorAll(".math")].filter(m => m.scrollHeight > m.clientHeight + 1).map(m => m.textContent),
+]"""
+
+
+def test_pages_fit_a_phone_and_show_their_images_and_formulas(site: dict[Path, Page]) -> None:
+    found = {}
+    with browser() as opened, opened.new_page(viewport={"width": 390, "height": 844}) as window:
+        for file in site:
+            window.goto(file.as_uri())
+            if faults := window.evaluate(FAULTS):
+                found[file.relative_to(root(site)).as_posix()] = faults
+    assert found == {}
 
 
 def test_comments_for_the_tests_are_not_published(site: dict[Path, Page]) -> None:

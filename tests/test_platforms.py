@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from sremkit import experiment, io
+from sremkit.data import worker_processes
 from sremkit.errors import UserError
 from sremkit.features import workers
 from sremkit.io import atomic_write, atomic_write_folder, fsync, remove_partials_of, reserve, sole_writer, try_lock
@@ -119,7 +120,7 @@ def test_without_sysconf_no_model_is_too_large(monkeypatch) -> None:
 
 def test_cores_are_counted_without_affinity(monkeypatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    assert workers.usable_cores() == os.cpu_count()
+    assert worker_processes.usable_cores() == os.cpu_count()
 
 
 def test_without_fallocate_nothing_is_reserved(tmp_path: Path, monkeypatch) -> None:
@@ -174,7 +175,7 @@ def test_workers_work_however_they_are_started(method: str) -> None:
     """macOS and Windows spawn them; from Python 3.14 on, Linux has a fork server."""
     loader = DataLoader(
         Squares(), batch_size=None, num_workers=1, multiprocessing_context=method,  # type: ignore[arg-type]
-        worker_init_fn=workers._init_worker, collate_fn=workers._identity,
+        worker_init_fn=worker_processes.init_worker, collate_fn=workers._identity,
     )  # fmt: skip
     assert [int(value) for value in loader] == [0, 1, 4]
 

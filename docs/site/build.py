@@ -23,11 +23,14 @@ sys.path[:0] = [str(SITE), str(REPOSITORY / "src")]
 import generate  # noqa: E402
 from notebook_pages import notebook_page  # noqa: E402
 
-FILES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "docs/**/*.md", "docs/images/*", "docs/**/*.ipynb",
+FILES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "LICENSE",
+         "docs/**/*.md", "docs/images/*", "docs/**/*.ipynb",
          "docs/site/extra.css", "results/*.md", "results/*.csv", "results/*.tex", "examples/*",
          "benchmarks/README.md")  # fmt: skip
 FENCE_ATTRIBUTES = re.compile(r"^```(\w+) skip=.*$", re.M)  # for the tests of the code blocks
 SETUP = re.compile(r"<!-- (setup\n|continues ).*?-->\n*", re.S)
+WIDE = ("docs/equations.md", "results/")  # tables of many columns, shown in place of the list of contents
+HISTORY = ("docs/lab.md", "docs/decisions.md", "docs/deviations.md", "CHANGELOG.md", "results/")  # last in searches
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)\s#]+)(#[^)\s]*)?\)")
 
 
@@ -79,20 +82,29 @@ def page_text(source: Path) -> str:
             return f"]({match[1].rstrip('/')}/README.md{match[2] or ''})"
         return f"]({match[1].removesuffix('.ipynb')}.md)" if match[1].endswith(".ipynb") else match[0]
 
-    return LINK.sub(to_page, text)
+    return front_matter(source.relative_to(REPOSITORY).as_posix()) + LINK.sub(to_page, text)
+
+
+def front_matter(path: str) -> str:
+    """How the theme shows a page, and where a search finds it."""
+    lines = []
+    if path.startswith(WIDE):
+        is_listed = path.startswith("docs/") or path.endswith("README.md")
+        lines.append("hide: [toc]" if is_listed else "hide: [toc, navigation]")
+    if path.startswith(HISTORY):
+        lines.append("search: {boost: 0.2}")
+    return "".join(f"{line}\n" for line in ("---", *lines, "---", "")) if lines else ""
 
 
 def nav() -> list[Any]:
-    """The navigation of nav.yml; pages of docs/ that it does not name are added at its end."""
+    """The navigation of nav.yml, with a page for each method."""
     entries = yaml.safe_load((SITE / "nav.yml").read_text(encoding="utf-8"))
     named = set(re.findall(r"[\w/.-]+\.md", str(entries)))
-    others = sorted(path.relative_to(STAGING).as_posix() for path in (STAGING / "docs").glob("*.md"))
-    others = [path for path in others if path not in named]
     methods = sorted(path.relative_to(STAGING).as_posix() for path in (STAGING / "docs" / "methods").glob("*.md"))
     for entry in entries:
         if "Methods" in entry:
             entry["Methods"] += [path for path in methods if path not in named]
-    return [*entries, *([{"More": others}] if others else [])]
+    return entries
 
 
 if __name__ == "__main__":

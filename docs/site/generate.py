@@ -20,11 +20,27 @@ from sremkit.models import BACKBONES
 
 #: Pages of the Python reference: a title, and modules with the names to show; None for all public ones.
 API: dict[str, tuple[str, dict[str, Sequence[str] | None]]] = {
-    "objectives": ("Objectives", {"sremkit.objectives": None}),
+    "objectives": ("Objectives", {
+        "sremkit.objectives": None,
+        "sremkit.methods.srem_plus_module": ("SREMPlus",),
+    }),
+    "integrations": ("Integrations", {
+        "sremkit.integrations.embedding_loss": ("EmbeddingLoss", "for_averaged_gradients"),
+        "sremkit.integrations.open_clip": ("OpenCLIPLoss",),
+        "sremkit.integrations.sentence_transformers": ("SentenceTransformersLoss",),
+        "sremkit.integrations.metric_learning": ("MetricLearningLoss",),
+        "sremkit.integrations.transformers_trainer": ("SREMTrainerMixin", "warmup_callback"),
+        "sremkit.integrations.lightning": ("warmup_callback",),
+        "sremkit.integrations.warmup": ("WarmupReport", "WarmupSteps"),
+    }),
     "audit": ("Audit", {"sremkit.audit.audit": ("Audit",)}),
     "evaluation": ("Evaluation", {"sremkit.evaluation": None}),
     "data": ("Data", {"sremkit.data": None}),
-    "models": ("Models", {"sremkit.models": None}),
+    "models": ("Models", {
+        "sremkit.models": None,
+        "sremkit.model_files": None,
+        "sremkit.features.inference": ("encode_images", "encode_texts"),
+    }),
     "methods": ("Methods", {"sremkit.methods": None}),
     "other": ("Registry, recipes, errors", {
         "sremkit.registry": ("Registry",),

@@ -23,9 +23,9 @@ import torch
 from sremkit.config.recipes import DataSettings, Precision, Recipe
 from sremkit.config.settings import SettingsError, check_options, check_sizes
 from sremkit.data import Batches, Noise, Pairs, Vocabulary
-from sremkit.data.pairs import MISSING
+from sremkit.data.pairs import MISSING, FeatureSource
 from sremkit.data.pixels import PixelReading, has_pixels, readable_pairs, with_pixels
-from sremkit.data.subwords import AnyTokenizer, tokenizer_from_dict
+from sremkit.data.subwords import AnyTokenizer, SubwordTokenizer, tokenizer_from_dict
 from sremkit.data.training_pairs import (
     are_trained_on,
     noise_for,
@@ -109,9 +109,8 @@ def prepare(
         )
     method = _method(recipe.method)
     aside = _set_aside(recipe, clean, method)  # (m,) bool
-    vocabulary = None
-    if not BACKBONES[recipe.model["name"]].has_tokenizer:
-        vocabulary = _vocabulary(recipe.data, clean, start)
+    has_tokenizer = BACKBONES[recipe.model["name"]].has_tokenizer
+    vocabulary = None if has_tokenizer else _vocabulary(recipe.data, clean, start)
     torch.manual_seed(recipe.training.seed)
     threads = recipe.training.threads or usable_threads()
     if threads != torch.get_num_threads():
@@ -122,7 +121,7 @@ def prepare(
     matcher = _matcher(recipe.model, clean, vocabulary, method)
     if start is not None:
         start.load_into(matcher)
-    reading = _pixel_reading(recipe.data, processes=process.world, progress=decoding)
+    reading = pixel_reading(recipe.data, processes=process.world, progress=decoding)
     unreadable = np.zeros(0, dtype=np.int64)
     if matcher.image_transform is not None:
         clean = with_pixels(clean, matcher.image_transform, reading)
@@ -138,7 +137,7 @@ def prepare(
         validates_on_training_pairs=validates_on_training_pairs,
         noise=noise,
         trusted=_trusted(clean, aside),
-        vocabulary=matcher.tokenizer() if BACKBONES[recipe.model["name"]].has_tokenizer else vocabulary,
+        vocabulary=_tokenizer(matcher, start) if has_tokenizer else vocabulary,
         matcher=matcher,
         method=method,
         process=process,
@@ -152,7 +151,7 @@ def pairs_for_model(matcher: Matcher, pairs: Pairs, reading: PixelReading | None
     return readable_pairs(with_pixels(pairs, matcher.image_transform, reading))
 
 
-def _pixel_reading(
+def pixel_reading(
     data: DataSettings, *, processes: int = 1, progress: Callable[[int, int], None] | None = None
 ) -> PixelReading:
     workers = data.image_workers
@@ -213,7 +212,8 @@ def save_pretrained(prepared: Prepared, folder: RunFolder) -> None:
     best = copy.deepcopy(prepared.matcher).cpu()
     with of_another_model(folder.checkpoints):
         best.load_state_dict(without_prefix("model", tensors))
-    best.save_pretrained(folder.path / PRETRAINED)
+    tokenizer = prepared.vocabulary if isinstance(prepared.vocabulary, SubwordTokenizer) else None
+    best.save_pretrained(folder.path / PRETRAINED, tokenizer)
 
 
 def make_trainer(
@@ -316,7 +316,7 @@ def evaluate_runs(
     scores = []
     for folder in folders:
         matcher, vocabulary = load_best(folder)
-        pairs = pairs_for_model(matcher, given, _pixel_reading(recipe.data))
+        pairs = pairs_for_model(matcher, given, pixel_reading(recipe.data))
         place = this_process(device).device
         with autocast(_validation_precision(folder, place), place):
             scores.append(score_matrix(matcher.to(place), pairs, vocabulary).float())
@@ -347,7 +347,8 @@ def _validation_precision(folder: RunFolder, device: torch.device) -> Precision:
 def _seconds_so_far(folder: RunFolder) -> float:
     """Seconds of a resumed run; a damaged record, which is going to be written again, counts as none."""
     try:
-        return folder.read_record().get("seconds", 0.0)
+        seconds: float = folder.read_record().get("seconds", 0.0)
+        return seconds
     except DataError as problem:
         warnings.warn(f"{problem}; the seconds of earlier sessions are not counted", DamagedWarning, stacklevel=2)
         return 0.0
@@ -398,10 +399,17 @@ def _set_aside(recipe: Recipe, clean: Pairs, method: Method) -> np.ndarray:
     return np.isin(clean.image_of_text, chosen)
 
 
+def _tokenizer(matcher: Matcher, start: StartWeights | None) -> AnyTokenizer:
+    """The tokenizer of a pretrained model: of the exported model that a run begins with, else of the model's folder."""
+    if start is not None and isinstance(start.vocabulary, SubwordTokenizer) and start.folder is None:
+        return start.vocabulary
+    return matcher.tokenizer()
+
+
 def _vocabulary(data: DataSettings, pairs: Pairs, start: StartWeights | None) -> Vocabulary | None:
     if not data.words:
         return None
-    if start is not None and start.vocabulary is not None:  # the word embeddings belong to these words
+    if start is not None and isinstance(start.vocabulary, Vocabulary):  # the word embeddings belong to these words
         return start.vocabulary
     if data.vocabulary is not None:
         return Vocabulary.load(Path(resolve_source(data.vocabulary)))
@@ -469,7 +477,7 @@ def _values_of(table: str) -> Iterator[None]:
 
 
 def _dim(pairs: Pairs, source: str) -> int:
-    features = getattr(pairs, source)
+    features: FeatureSource | None = getattr(pairs, source)
     if features is None:
         raise DataError(f"{pairs.name} has no {source.replace('_', ' ')}, which this backbone needs")
     return features.dim

@@ -9,7 +9,7 @@ from types import ModuleType
 from sremkit.errors import MissingExtraError
 
 #: Packages whose module has another name; for the others "-" becomes "_".
-MODULES = {"pillow": "PIL", "faiss-cpu": "faiss", "mlflow-skinny": "mlflow"}
+MODULES = {"pillow": "PIL", "faiss-cpu": "faiss", "mlflow-skinny": "mlflow", "protobuf": "google.protobuf"}
 
 
 def require(module: str, *, extra: str, purpose: str) -> ModuleType:

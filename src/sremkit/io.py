@@ -198,6 +198,12 @@ def digest(content: Any, *, length: int = 16) -> str:
     return hashlib.sha256(content).hexdigest()[:length]
 
 
+def file_checksum(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def try_lock(file: IO[Any]) -> bool:
     """Lock an open file for this process until it is closed; return whether no other process holds the lock.
 

@@ -67,6 +67,7 @@ def test_every_row_has_its_own_verdict(tmp_path: Path, scorer) -> None:
         "boilerplate": None,
         "other_language": None,
         "image_issue": "tiny",
+        "reviewed": None,
         "problem": None,
     }
     assert [[row[name] for name in HEADER] for row in rows] == GOOD

@@ -29,7 +29,7 @@ def test_an_export_of_kept_pairs_says_what_is_left(audit: Audit, tmp_path: Path)
     counts = audit.export(tmp_path / "keep.txt")
     assert counts.left is not None
     assert counts.left.kept == counts.written
-    assert vars(counts.left) == {name: audit.summary["left"][name] for name in vars(counts.left)}
+    assert vars(counts.left) == {name: audit.summary["remaining"][name] for name in vars(counts.left)}
     facts = filtered_at(tmp_path / "keep.txt")
     assert (facts["rows"], facts["kept"]) == (320, counts.written)
     assert share_left_before(facts) == pytest.approx(counts.left.high / counts.left.kept)
@@ -66,7 +66,7 @@ def test_an_audit_of_filtered_pairs_does_not_reassure() -> None:
     first, second = (rate_facts(clean, near, **numbers, before=facts) for facts in (None, before))
     assert first["near_mismatches"]["can_tell"]
     assert not second["near_mismatches"]["can_tell"]
-    assert second["left"]["high"] >= 80
-    assert not second["left"]["can_tell"]
+    assert second["remaining"]["high"] >= 80
+    assert not second["remaining"]["can_tell"]
     assert "40 to 80 of the kept pairs were probably still wrong" in filter_note(before)
     assert share_left_before({"filtered_by": "srem audit", "kept": 4}) == 1.0

@@ -11,9 +11,11 @@ import pytest
 
 from made_pairs import SMALL, make_pairs
 from sremkit.audit import audit as audit_module
+from sremkit.audit import score as score_module
 from sremkit.audit.audit import Audit
 from sremkit.audit.embed import score_pairs
 from sremkit.audit.inputs import source_of_embeddings
+from sremkit.audit.issues.find import find_issues
 from sremkit.audit.result_table import IDENTITY, VERDICT
 from sremkit.audit.score import score_new_pairs
 from sremkit.audit.scoring import cross_fit
@@ -56,6 +58,25 @@ def test_new_pairs_are_scored_without_training(tmp_path: Path, vectors, monkeypa
         rows = list(csv.DictReader(file))
     np.testing.assert_allclose([float(row["match_probability"]) for row in rows], np.sort(score))
     assert f"{len(score):,} rows" in capsys.readouterr().out
+
+
+def test_a_stage_is_reported_from_its_beginning_on(tmp_path: Path, vectors, monkeypatch) -> None:
+    """A first report above 0 would be shown as one that continues earlier work."""
+    images, texts, _ = vectors
+    Audit.from_embeddings(images, texts).find(tmp_path / "audit")
+
+    def reports_its_first_item(embedded, duplicates, *, has_texts, progress):
+        progress("images checked", 1, 600)
+        return find_issues(embedded, duplicates, has_texts=has_texts)
+
+    monkeypatch.setattr(score_module, "find_issues", reports_its_first_item)
+    reports: list[tuple[str, int]] = []
+    source = source_of_embeddings(images[:50], texts[:50])
+    score_new_pairs(tmp_path / "audit", source, progress=lambda stage, done, total: reports.append((stage, done)))
+    assert [report for report in reports if report[0] == "images checked"] == [
+        ("images checked", 0),
+        ("images checked", 1),
+    ]
 
 
 def test_other_encoders_and_audits_without_models_are_refused(tmp_path: Path, vectors) -> None:

@@ -15,13 +15,13 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from benchmarks import questions
 from benchmarks.questions import ANSWERS, RECIPE, add_gains, choose, question_cells, questions_table
-from benchmarks.test_variants import SIZE, batch_of, loss_of
 from benchmarks.variants import NAME, SREMVariant, VariantRecipe
 from logit_cases import random_logits, repeated_ids
 from small_recipes import TINY
 from sremkit.config.recipes import Recipe, load_recipe
 from sremkit.errors import UserError
 from sremkit.methods import build_method
+from variant_cases import SIZE, batch_of, loss_of
 
 
 def recipe_of(answer: questions.Answer) -> Recipe:

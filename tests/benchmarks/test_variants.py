@@ -13,15 +13,13 @@ from torch import Tensor
 from benchmarks.variants import NAME, SREMVariant
 from logit_cases import WORKED, different, random_logits, repeated_ids
 from oracles import variants as oracle
-from sremkit.data.batch import Batch
 from sremkit.errors import UserError
 from sremkit.methods import build_method
-from sremkit.objectives import Terms
 from sremkit.training.diagnostics import StoppedError
 from sremkit.training.run_folder import RunFolder
 from training import tiny
+from variant_cases import SIZE, apart, batch_of, loss_of
 
-SIZE = 10
 PER_PAIR = [f"{what}_{way}" for what in ("energy", "clean", "weight", "active") for way in ("i2t", "t2i")]
 CHANGES: dict[str, dict[str, Any]] = {
     "defaults": {},
@@ -34,22 +32,6 @@ CHANGES: dict[str, dict[str, Any]] = {
     "i2t": {"clean_set": "i2t"},
     "own weights": {"weights": "own"},
 }  # fmt: skip
-
-
-def batch_of(image_ids: Tensor) -> Batch:
-    return Batch(pair_id=torch.arange(len(image_ids), device=image_ids.device), image_id=image_ids)
-
-
-def apart(size: int) -> Batch:
-    return batch_of(torch.arange(size))
-
-
-def loss_of(method: Any, logits: Tensor, batch: Batch, *, warmup: bool = False) -> tuple[Terms, Tensor]:
-    """The terms and the gradient by the logits."""
-    leaf = logits.clone().requires_grad_()
-    terms = method.loss(lambda _: leaf, batch, warmup=warmup)
-    (gradient,) = torch.autograd.grad(terms.total, leaf)
-    return terms, gradient
 
 
 @pytest.mark.parametrize("warmup", [False, True])

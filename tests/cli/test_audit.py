@@ -248,4 +248,4 @@ def test_a_keep_list_of_other_data_is_a_user_error(tmp_path: Path, capsys) -> No
 
 def test_a_resumed_run_keeps_its_list(capsys) -> None:
     assert main(["train", "--resume", "runs/x", "--keep", "keep.txt"]) == 2
-    assert "leave --set, --keep and --out away" in capsys.readouterr().err
+    assert "leave --keep, --init and --out away" in capsys.readouterr().err

@@ -72,6 +72,7 @@ def test_names_in_recipes_are_answered_with_the_nearest(capsys) -> None:
         (["train", "scene-srem"], "scenes-srem"),
         (["train", "scenes-srem", "--set", "training.epoch=2"], "training.epochs"),
         (["describe", "sram"], "srem"),
+        (["train", "scenes-srem", "--track", "wandbb"], "wandb"),
     ):
         assert main([*arguments, *(["--print-config"] if arguments[0] == "train" else [])]) == 2
         assert f"did you mean '{near}'?" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 from sremkit.cli import doctor, requirements
 from sremkit.cli.main import COMMANDS, build_parser, main
 from sremkit.cli.requirements import NEEDS, check_packages
+from sremkit.config.recipes import load_recipe, recipe_to_toml
 from sremkit.errors import MissingExtraError
 from sremkit.extras import is_installed
+from sremkit.training.run_folder import RunFolder
 
 REPOSITORY = Path(__file__).parents[2]
 EXTRAS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -81,6 +84,32 @@ def test_needs_follow_from_the_arguments(tmp_path: Path, monkeypatch: pytest.Mon
     assert "matplotlib" in missing("bench", "figures", "curves")
     for command in ("list", "doctor", "describe srem", "noise inspect x.npy", "compare runs/x"):
         check_packages(build_parser().parse_args(command.split()))
+
+
+@pytest.mark.usefixtures("nothing_installed")
+def test_scoring_and_searching_name_the_encoders_that_they_will_use(tmp_path: Path) -> None:
+    audit, clip_audit = tmp_path / "audit", tmp_path / "clip-audit"
+    for folder, encoder in ((audit, None), (clip_audit, "models/clip")):
+        folder.mkdir()
+        (folder / "summary.json").write_text(json.dumps({"encoder": encoder}))
+    runs = {}
+    for recipe in ("features-dual-srem", "f30k-sgr-srem", "scenes-srem", "clip-finetune-srem"):
+        overrides = ["data.source=features"] if recipe.startswith(("features", "clip")) else []
+        config = recipe_to_toml(load_recipe(recipe, overrides))
+        runs[recipe] = str(RunFolder.create(tmp_path / recipe, config=config).path)
+    assert "onnxruntime" in missing("score", str(audit), "new.csv", "-o", "x.csv")
+    assert "onnxruntime" not in missing("score", str(audit), "--image-emb", "a", "--text-emb", "b", "-o", "x.csv")
+    assert "needs pyarrow, pillow, transformers, which" in missing("score", str(clip_audit), "new.csv", "-o", "x.csv")
+    assert "onnxruntime" in missing("search", str(audit), "a dog")
+    assert missing("search", str(clip_audit), "a dog").startswith("`srem search` needs pyarrow, pillow, faiss-cpu, tr")
+    assert "onnxruntime" in missing("search", runs["features-dual-srem"], "a dog")
+    assert "onnxruntime" not in missing("search", runs["f30k-sgr-srem"], "a dog")
+    assert "onnxruntime" in missing("search", runs["f30k-sgr-srem"], "--image", "dog.jpg")
+    assert "onnxruntime" in missing("serve", runs["f30k-sgr-srem"])
+    assert "onnxruntime" not in missing("serve", runs["scenes-srem"])
+    assert "faiss-cpu, transformers, which" in missing("search", runs["clip-finetune-srem"], "a dog")
+    assert "jinja2" in missing("search", runs["scenes-srem"], "a dog", "--format", "html")
+    assert "onnxruntime" in missing("bench", "audit", "--data", "pairs.csv", "--truth", "is_wrong")
 
 
 @pytest.mark.usefixtures("nothing_installed")

@@ -117,7 +117,7 @@ def test_what_is_no_image_is_named(data):
 
 
 def test_postscript_is_refused_before_a_program_is_started_for_it():
-    with pytest.raises(DataError, match="cannot identify"):
+    with pytest.raises(DataError, match="it is none of JPEG, PNG"):
         decode(encoded(make_image(), "EPS"))
 
 

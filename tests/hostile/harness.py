@@ -17,11 +17,14 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest import mock
+
+import numpy as np
 
 from fake_encoders import FakeImages, FakeSentences
 from sremkit.audit import audit as audit_module
-from sremkit.audit.embed import Encoders
+from sremkit.audit.embed import Encoders, score_pairs
 from sremkit.cli.main import main
 from stand_in_scorer import StandInScorer
 
@@ -62,6 +65,18 @@ class Case:
     def __str__(self) -> str:
         return f"{self.input} -> srem {' '.join(self.command)}"[:150]
 
+    def attempt(self) -> str:
+        """Prepare and run it in a folder of its own; returns what is wrong, or nothing."""
+        with tempfile.TemporaryDirectory() as folder, inside(Path(folder)) as here:
+            self.prepare(here)
+            problem = run_command(self.command).problem(self)
+            if not problem:
+                try:
+                    self.check(here)
+                except AssertionError as wrong:
+                    return f"afterwards: {wrong}"
+            return problem
+
 
 @dataclass(frozen=True)
 class Result:
@@ -85,21 +100,7 @@ class Result:
         return ""
 
 
-def try_case(case: Case) -> str:
-    """Prepare and run one case in a folder of its own; returns what is wrong, or nothing."""
-    with tempfile.TemporaryDirectory() as folder, inside(Path(folder)) as here:
-        case.prepare(here)
-        result = run_command(case.command)
-        problem = result.problem(case)
-        if not problem:
-            try:
-                case.check(here)
-            except AssertionError as wrong:
-                return f"afterwards: {wrong}"
-        return problem
-
-
-def run_command(arguments: Sequence[str]) -> Result:
+def run_command(arguments: Sequence[str], scorer: Any = None) -> Result:
     """`srem` in this process, as from a shell; encoders and scorer of audits are small stand-ins."""
     output = io.StringIO()
     default = classmethod(lambda cls: Encoders(FakeImages(), FakeSentences()))
@@ -107,7 +108,7 @@ def run_command(arguments: Sequence[str]) -> Result:
         contextlib.redirect_stdout(output),
         contextlib.redirect_stderr(output),
         warnings.catch_warnings(),
-        mock.patch.object(audit_module, "score_pairs", StandInScorer()),
+        mock.patch.object(audit_module, "score_pairs", scorer or StandInScorer()),
         mock.patch.object(Encoders, "default", default),
     ):
         warnings.simplefilter("always")
@@ -154,30 +155,83 @@ def inside(folder: Path) -> Iterator[Path]:
 
 
 @functools.cache
-def _template(kind: str) -> Path:
-    """A good folder, made once: "run" (finished), "stopped" (a run that has another epoch to go) or "audit"."""
+def template(kind: str) -> Path:
+    """A good folder of a kind of `TEMPLATES`, made once."""
     root = Path(tempfile.mkdtemp(prefix="hostile-"))
     atexit.register(shutil.rmtree, root, ignore_errors=True)
     with inside(root):
-        if kind == "audit":
-            write_pairs(root)
-            result = run_command([*AUDIT, "-o", "audit"])
-        else:
-            shutil.copytree(OLD_FOLDERS / "features", root / "features")
-            result = run_command(["train", "features-dual-srem", "-o", "run", *settings(*SETTINGS)])
-        assert result.code == 0, result
-        if kind == "stopped":  # after two of three epochs
-            (root / "run" / "report.html").unlink()
-            config = root / "run" / "config.toml"
-            config.write_text(config.read_text().replace("\nepochs = 1\n", "\nepochs = 2\n"))
+        TEMPLATES[kind](root)
     return root
 
 
+def _make_audit(root: Path) -> None:
+    write_pairs(root)
+    _run([*AUDIT, "-o", "audit"])
+
+
+def _make_run(root: Path) -> None:
+    shutil.copytree(OLD_FOLDERS / "features", root / "features")
+    _run(["train", "features-dual-srem", "-o", "run", *settings(*SETTINGS)])
+
+
+def _make_stopped_run(root: Path) -> None:
+    """After two of three epochs."""
+    _make_run(root)
+    (root / "run" / "report.html").unlink()
+    config = root / "run" / "config.toml"
+    config.write_text(config.read_text().replace("\nepochs = 1\n", "\nepochs = 2\n"))
+
+
+def _make_vectors(root: Path) -> None:
+    """An audit by the real scorer, which keeps its models, and vectors of 20 more pairs."""
+    rng = np.random.default_rng(0)
+    images = rng.standard_normal((620, 8)).astype(np.float32)
+    texts = (images @ rng.standard_normal((8, 6))).astype(np.float32)
+    for name, rows in (("x", images), ("y", texts)):
+        np.save(root / f"{name}.npy", rows[:600])
+        np.save(root / f"{name}2.npy", rows[600:])
+    _run(["audit", "--image-emb", "x.npy", "--text-emb", "y.npy", "-o", "audit"], score_pairs)
+
+
+def _make_index(root: Path) -> None:
+    """A run on scenes with its search index, and the model exported."""
+    small = ("data.train_options.num_scenes=12", "data.options.num_scenes=6", "training.epochs=1",
+             "training.warmup_epochs=1", "training.batch_size=16", "training.decay_after=1", "model.name=vse-infty",
+             "model.embed_size=8", "model.word_dim=4")  # fmt: skip
+    _run(["train", "scenes-srem", "-o", "run", *settings(*small)])
+    _run(["index", "run"])
+    _run(["export-model", "run", "-o", "model"])
+
+
+def _make_clip(root: Path) -> None:
+    """A small CLIP folder, and pairs with images."""
+    from pretrained_models import save_model
+    from pretrained_models import write_pairs as write_colors
+
+    save_model(root / "clip", "clip")
+    write_colors(root / "data", 15)
+
+
+def _run(arguments: Sequence[str], scorer: Any = None) -> None:
+    result = run_command(arguments, scorer)
+    assert result.code == 0, result
+
+
+TEMPLATES: dict[str, Callable[[Path], None]] = {
+    "audit": _make_audit,
+    "run": _make_run,  # finished
+    "stopped": _make_stopped_run,
+    "vectors": _make_vectors,
+    "index": _make_index,
+    "clip": _make_clip,
+}
+
+
 def good(kind: str) -> Callable[[Path], Path]:
-    """Prepares a copy of a good folder; the run of "stopped" is called "run" as well."""
+    """Prepares a copy of a folder of `TEMPLATES`."""
 
     def prepare(folder: Path) -> Path:
-        source = _template(kind)
+        source = template(kind)
         shutil.copytree(source, folder, dirs_exist_ok=True)
         config = folder / "run" / "config.toml"
         if config.exists():

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from hostile import arrays, numbers, run_folders, texts
-from hostile.harness import Case
+from collections.abc import Mapping, Sequence
 
-GROUPS: dict[str, list[Case]] = {
+from hostile import arrays, models, numbers, requests, results, run_folders, texts
+from hostile.harness import Case
+from hostile.requests import RequestCase
+
+AnyCase = Case | RequestCase
+GROUPS: Mapping[str, Sequence[AnyCase]] = {
     "run folders": list(run_folders.cases()),
     "numbers": list(numbers.cases()),
     "text": list(texts.cases()),
     "arrays and audits": list(arrays.cases()),
+    "decisions, indexes": list(results.cases()),
+    "models and pixels": list(models.cases()),
+    "requests": list(requests.cases()),
 }

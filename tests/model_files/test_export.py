@@ -25,6 +25,7 @@ CONFIG = """name = "tiny-dual"
 [data]
 source = "/private/folder/tiny-pairs"
 words = false
+keep = "/private/folder/keep.txt"
 [noise]
 rate = 0.3
 [model]
@@ -98,6 +99,7 @@ def test_onnx_files_equal_the_dual_encoder_in_onnx_runtime(tmp_path: Path, dual:
     card = (out / "README.md").read_text()
     assert "`tiny-pairs`" in card
     assert "/private" not in card
+    assert "keep-list `keep.txt`" in card
     assert "no test result" in card
 
 

@@ -11,7 +11,15 @@ import pytest
 import torch
 from PIL import Image
 
-from pretrained_models import COLORS, KINDS, save_model, transformers
+from pretrained_models import (
+    COLORS,
+    KINDS,
+    save_model,
+    transformers,
+    write_clip_vocabulary,
+    write_pickled_weights,
+    write_sentencepiece,
+)
 from small_models import SMALL, make_items, small_matcher, some_loss
 from sremkit.config.recipes import TrainingSettings
 from sremkit.data.batch import Batch
@@ -133,6 +141,26 @@ def test_a_fine_tuned_model_is_saved_for_transformers_with_the_same_logits(tmp_p
     assert (alone - given).abs().max() > 0.01  # it was trained
 
 
+def test_the_file_layouts_of_published_models_are_fine_tuned_and_saved(tmp_path) -> None:
+    """CLIP with vocab.json, merges.txt and pytorch_model.bin; SigLIP with spiece.model."""
+    for kind, write in (("clip", write_clip_vocabulary), ("siglip", write_sentencepiece)):
+        folder = save_model(tmp_path / kind, kind)
+        write(folder)
+        if kind == "clip":
+            write_pickled_weights(folder)
+        matcher = build_matcher("clip", folder=str(folder)).eval()
+        batch = pretrained_batch(trained(matcher))
+        matcher.save_pretrained(tmp_path / "saved" / kind)
+        again = build_matcher("clip", folder=str(tmp_path / "saved" / kind)).eval()
+        assert again.tokenizer().encode("a red square") == matcher.tokenizer().encode("a red square")
+        with torch.no_grad():
+            torch.testing.assert_close(again(pretrained_batch(again)), matcher(batch), rtol=1e-5, atol=1e-5)
+    saved = logits_of_transformers(tmp_path / "saved" / "clip")
+    clip = build_matcher("clip", folder=str(tmp_path / "saved" / "clip")).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(clip(pretrained_batch(clip)) - clip.to_logit.bias, saved, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint_with_its_tokenizer_is_saved_without_the_first_folder(tmp_path, kind: str) -> None:
     first = build_matcher("clip", folder=str(save_model(tmp_path / "given", kind))).eval()
@@ -241,3 +269,22 @@ def test_a_name_on_the_hub_is_downloaded(tmp_path, monkeypatch) -> None:
     save_model(tmp_path, "siglip")
     monkeypatch.setattr(hub, "snapshot_download", lambda name, **_: str(tmp_path) if name == "google/siglip" else "")
     assert build_matcher("clip", folder="google/siglip").kind == "siglip"
+
+
+def test_a_name_on_the_hub_without_safetensors_is_downloaded_with_its_older_weights(tmp_path, monkeypatch) -> None:
+    """openai/clip-vit-base-patch32 has a pytorch_model.bin alone; only safetensors were downloaded."""
+    hub = pytest.importorskip("huggingface_hub")
+    published = save_model(tmp_path / "published", "clip")
+    write_pickled_weights(published)
+    cache = tmp_path / "cache"
+
+    def download(name: str, *, allow_patterns: list[str]) -> str:
+        cache.mkdir(exist_ok=True)
+        for file in published.iterdir():
+            if any(file.match(pattern) for pattern in allow_patterns):
+                (cache / file.name).write_bytes(file.read_bytes())
+        return str(cache)
+
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    assert build_matcher("clip", folder="openai/clip").kind == "clip"
+    assert (cache / "pytorch_model.bin").exists()

@@ -11,7 +11,7 @@ from PIL import Image
 
 from live_server import Client, running
 from reviewed_audits import SCRIPT, open_review, open_reviewed, write_audit
-from sremkit.audit.decisions import Decision, PairKey, read_decisions
+from sremkit.audit.decisions import Decision, Decisions, PairKey, read_decisions
 from sremkit.audit.export import export
 from sremkit.cli.main import main
 from sremkit.errors import DataError, UserError
@@ -185,7 +185,9 @@ def test_folders_that_cannot_be_reviewed_are_sentences(tmp_path: Path, capsys: p
 
 def test_a_database_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     audit = write_audit(tmp_path / "data")
-    (audit / "decisions.sqlite").mkdir()
     with pytest.raises(UserError, match="check that you may write to this folder"):
+        Decisions(audit / "gone")
+    (audit / "decisions.sqlite").mkdir()
+    with pytest.raises(DataError, match="it is no file"):
         open_reviewed(audit)
     assert PairKey("p0", "0.png", "caption 0").key != PairKey("p0", "0.png", "caption 1").key

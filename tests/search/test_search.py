@@ -13,6 +13,7 @@ from sremkit.cli.main import main
 from sremkit.errors import UserError
 from sremkit.evaluation.scoring import score_matrix
 from sremkit.experiment import load_best
+from sremkit.io import digest
 from sremkit.search.index_folder import build_index, open_index
 from sremkit.search.output import as_html
 from sremkit.search.searcher import Hit, Searcher
@@ -63,9 +64,17 @@ def test_a_cross_attention_model_scores_the_candidates(cross_attention_run: Path
 def test_an_index_of_another_model_is_refused(run: Path, searcher: Searcher, tmp_path: Path) -> None:
     facts = run / "index" / "index.json"
     before = facts.read_text()
-    facts.write_text(json.dumps({**json.loads(before), "key": "other"}))
+    stored = {name: value for name, value in json.loads(before).items() if name != "checksum"}
     try:
-        with pytest.raises(UserError, match=r"have changed since the index .* was built; build it again"):
+        for changed, says in (
+            ({"key": "other"}, r"have changed since the index .* was built; build it again"),
+            ({"version": "0.0.1"}, r"was built by version 0\.0\.1 of sremkit; build it again"),
+        ):
+            facts.write_text(json.dumps({**stored, **changed, "checksum": digest({**stored, **changed})}))
+            with pytest.raises(UserError, match=says):
+                open_index(run)
+        facts.write_text(before.replace('"count": 60', '"count": 61'))
+        with pytest.raises(UserError, match=r"index\.json is damaged; build the index again"):
             open_index(run)
     finally:
         facts.write_text(before)

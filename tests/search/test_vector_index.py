@@ -59,10 +59,16 @@ def test_an_index_is_the_same_after_loading(tmp_path: Path, kind: str) -> None:
     assert (loaded.kind, loaded.recall) == (kind, index.recall)
 
 
-def test_a_damaged_index_is_reported_with_the_remedy(tmp_path: Path) -> None:
-    facts = VectorIndex.build(clustered(50), clustered(2)).save(tmp_path, "images")
-    with pytest.raises(DataError, match="does not belong to this index; build it again with `srem index`"):
-        VectorIndex.load(tmp_path, "images", {**facts, "count": 49})
-    (tmp_path / "images.npy").write_bytes(b"x")
-    with pytest.raises(DataError, match=r"cannot be read .*; build it again with `srem index`"):
-        VectorIndex.load(tmp_path, "images", facts)
+@pytest.mark.parametrize("kind", ["flat", "ivf"])
+def test_a_damaged_index_is_reported_with_the_remedy(tmp_path: Path, kind: str) -> None:
+    facts = VectorIndex.build(clustered(200), clustered(2), kind=kind).save(tmp_path, "images")  # type: ignore[arg-type]
+    for file in sorted(tmp_path.iterdir()):
+        content = file.read_bytes()
+        file.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+        with pytest.raises(DataError, match="was changed after it was written; build it again with `srem index`"):
+            VectorIndex.load(tmp_path, "images", facts)
+        file.unlink()
+        with pytest.raises(DataError, match=r"cannot be read .*; build it again with `srem index`"):
+            VectorIndex.load(tmp_path, "images", facts)
+        file.write_bytes(content)
+    assert len(VectorIndex.load(tmp_path, "images", facts)) == 200

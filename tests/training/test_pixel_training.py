@@ -20,6 +20,7 @@ from sremkit.data.formats.features import read_manifest
 from sremkit.data.pixels import UnreadableImagesWarning
 from sremkit.experiment import evaluate_runs, load_best, prepare, train, with_whole_paths
 from sremkit.features.inference import encode_images, encode_texts
+from sremkit.search.index_folder import build_index, open_index
 from sremkit.training.diagnostics import StoppedError
 from sremkit.training.initial_weights import PartialWeightsWarning
 from sremkit.training.reporters import Reporter
@@ -160,6 +161,38 @@ def test_a_run_begins_with_a_fine_tuned_model(tmp_path: Path) -> None:
     best = load_best(RunFolder.open(tmp_path / "run"))[0].state_dict()
     for key in best:
         torch.testing.assert_close(start[key], best[key], rtol=1e-6, atol=1e-6)
+
+
+def test_a_run_begins_with_an_exported_model_that_was_fine_tuned(tmp_path: Path) -> None:
+    """`--init` of such a folder asked for model.folder."""
+    settings = clip_settings(tmp_path)
+    assert command("train", "clip-finetune-infonce", "-o", tmp_path / "run", settings=settings) == 0
+    assert main(["export-model", str(tmp_path / "run"), "-o", str(tmp_path / "exported")]) == 0
+    again = [setting for setting in settings if not setting.startswith("model.")]
+    recipe = load_recipe("clip-finetune-srem", [*again, f"training.init={tmp_path / 'exported'}"])
+    prepared = prepare(with_whole_paths(recipe))
+    best, tokenizer = load_best(RunFolder.open(tmp_path / "run"))
+    assert all(torch.equal(tensor, best.state_dict()[name]) for name, tensor in prepared.matcher.state_dict().items())
+    assert prepared.matcher.image_transform == best.image_transform
+    assert prepared.vocabulary.to_dict() == tokenizer.to_dict()
+    second = RunFolder.create(tmp_path / "second", config="")
+    train(prepared, second)
+    own = transformers.AutoTokenizer.from_pretrained(second.path / "pretrained")
+    assert own("a red square")["input_ids"] == tokenizer.encode("a red square")
+
+
+def test_search_in_a_run_leaves_out_images_that_cannot_be_read(tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    settings = clip_settings(tmp_path)
+    (tmp_path / "data" / "2.png").write_bytes(b"no image")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnreadableImagesWarning)
+        assert command("train", "clip-finetune-infonce", "-o", tmp_path / "run", settings=settings) == 0
+        searcher, again = build_index(tmp_path / "run"), open_index(tmp_path / "run")
+    assert "2.png" not in searcher.pairs.image_ids
+    (hits,) = again.search_texts(["a blue square"], 20)
+    assert {hit.image_id for hit in hits} == set(searcher.pairs.image_ids)
+    assert len(hits) == 14
 
 
 def test_a_setting_of_the_recipe_is_taken_back_by_an_assignment_without_a_value() -> None:

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from sremkit.errors import DataError, UserError
-from sremkit.io import digest
+from sremkit.io import check_version, digest
 
 DECISIONS = "decisions.sqlite"
+VERSION = 1  # of the database, as its user_version; the first ones have none
 Action = Literal["keep", "drop", "edit", "accept"]
 ACTIONS: tuple[Action, ...] = ("keep", "drop", "edit", "accept")  # the last two replace the caption
 SCHEMA = """
@@ -30,6 +31,10 @@ CREATE TABLE IF NOT EXISTS changes (
     action_before TEXT, text_before TEXT, client TEXT NOT NULL, undone INTEGER NOT NULL DEFAULT 0, time TEXT
 );
 """
+COLUMNS = {
+    "decisions": ["pair", "row", "id", "image", "given", "action", "text", "time"],
+    "changes": ["number", "pair", "row", "action", "text", "action_before", "text_before", "client", "undone", "time"],
+}
 WAIT_SECONDS = 10.0  # for a transaction of another process
 
 
@@ -76,20 +81,26 @@ class Decisions:
     def __init__(self, folder: Path) -> None:
         self.path = folder / DECISIONS
         self._lock = threading.Lock()
+        _check_file(self.path)
         try:
             self._database = sqlite3.connect(
                 self.path, timeout=WAIT_SECONDS, check_same_thread=False, isolation_level=None
             )
+            if _has_decisions(self._database, self.path):
+                _read(self._database, self.path)
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute("PRAGMA synchronous=FULL")
             with self._transaction():
                 for statement in SCHEMA.split(";"):
                     self._database.execute(statement)
-        except sqlite3.Error as cause:
+                self._database.execute(f"PRAGMA user_version={VERSION}")
+        except sqlite3.OperationalError as cause:
             raise UserError(
                 f"decisions cannot be stored in {self.path} ({cause}); check that you may write to this folder and "
                 "that its disk is not full"
             ) from cause
+        except sqlite3.Error as cause:  # no database, or a damaged one
+            raise _damaged(self.path, str(cause)) from cause
 
     def close(self) -> None:
         self._database.close()
@@ -113,10 +124,12 @@ class Decisions:
                 return None
             number, key, action, text, action_before, text_before = found
             database.execute("UPDATE changes SET undone = 1 WHERE number = ?", (number,))
-            row, *names, action_now, text_now = database.execute(
-                "SELECT row, id, image, given, action, text FROM decisions WHERE pair = ?", (key,)
+            stored = database.execute(
+                "SELECT row, id, image, given FROM decisions WHERE pair = ? AND action IS ? AND text IS ?",
+                (key, action, text),
             ).fetchone()
-            if (action_now, text_now) == (action, text):
+            if stored is not None:
+                row, *names = stored
                 before = None if action_before is None else Decision(action_before, text_before)
                 return self._change(PairKey(*names), row, before, client, undone=1)
         raise UserError("this pair was changed elsewhere since; nothing was undone")
@@ -132,8 +145,7 @@ class Decisions:
     def read(self) -> dict[str, Decision]:
         """All decisions, by the key of the pair."""
         with self._reading() as database:
-            rows = database.execute("SELECT pair, action, text FROM decisions WHERE action IS NOT NULL").fetchall()
-        return {pair: Decision(action, text) for pair, action, text in rows}
+            return _read(database, self.path)
 
     def _change(self, pair: PairKey, row: int, decision: Decision | None, client: str, *, undone: int = 0) -> Change:
         """Write a decision and log the change, inside of a transaction. A change that undoes another has undone=1."""
@@ -176,21 +188,64 @@ class Decisions:
 def read_decisions(folder: Path) -> dict[str, Decision]:
     """The decisions of an audit by the key of the pair; none if no pair was reviewed."""
     path = folder / DECISIONS
-    if not path.is_file():
+    _check_file(path)
+    if not path.exists():
         return {}
     try:
         database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=WAIT_SECONDS)
         try:
-            rows = database.execute("SELECT pair, action, text FROM decisions WHERE action IS NOT NULL").fetchall()
+            return _read(database, path) if _has_decisions(database, path) else {}
         finally:
             database.close()
     except sqlite3.Error as cause:
-        raise DataError(
-            f"the decisions in {path} cannot be read ({cause}); move the file away to go on without them"
-        ) from cause
-    return {pair: Decision(action, text) for pair, action, text in rows}
+        raise _damaged(path, str(cause)) from cause
 
 
 def decisions_of(pairs: Iterable[PairKey], decisions: Mapping[str, Decision]) -> list[Decision | None]:
     """The decision on each pair, or None."""
     return [decisions.get(pair.key) for pair in pairs] if decisions else [None for _ in pairs]
+
+
+def _check_file(path: Path) -> None:
+    """Refuse a database that is no file, or is elsewhere."""
+    for file in (path, *(path.with_name(f"{path.name}-{suffix}") for suffix in ("wal", "shm", "journal"))):
+        if file.is_symlink():
+            raise UserError(f"{file} is a link, so decisions would be written elsewhere; remove the link")
+        if file.exists() and not file.is_file():
+            raise _damaged(file, "it is no file")
+
+
+def _has_decisions(database: sqlite3.Connection, path: Path) -> bool:
+    """Whether the database holds decisions; one without tables is of a process that was killed when it began.
+
+    A damaged one is refused, and one of a newer version.
+    """
+    check_version(database.execute("PRAGMA user_version").fetchone()[0] or None, newest=VERSION, where=path)
+    parts = database.execute("SELECT type, name FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'").fetchall()
+    if not parts:
+        return False
+    columns = {name: [row[1] for row in database.execute(f"PRAGMA table_info({name})")] for name in COLUMNS}
+    if set(parts) != {("table", name) for name in COLUMNS} or columns != COLUMNS:
+        raise _damaged(path, "its tables are others than those of `srem review`")
+    (state,) = database.execute("PRAGMA quick_check(1)").fetchone()
+    if state != "ok":
+        raise _damaged(path, state.splitlines()[-1])
+    return True
+
+
+def _read(database: sqlite3.Connection, path: Path) -> dict[str, Decision]:
+    try:
+        rows = database.execute("SELECT pair, action, text FROM decisions WHERE action IS NOT NULL").fetchall()
+    except sqlite3.OperationalError as cause:
+        if "UTF-8" not in str(cause):
+            raise
+        raise _damaged(path, "a text is not UTF-8") from cause
+    for pair, action, text in rows:
+        is_text = isinstance(text, str) or (text is None and action in ("keep", "drop"))
+        if action not in ACTIONS or not is_text or not isinstance(pair, str):
+            raise _damaged(path, f"a decision is {action!r:.40}, with the text {text!r:.40}")
+    return {pair: Decision(action, text) for pair, action, text in rows}
+
+
+def _damaged(path: Path, reason: str) -> DataError:
+    return DataError(f"the decisions in {path} cannot be read ({reason}); move the file away to go on without them")

@@ -34,6 +34,7 @@ from sremkit.features.encoders import ImageEncoder, TextEncoder
 from sremkit.features.encoders.efficientnet import EfficientNetEncoder
 from sremkit.features.encoders.minilm import MiniLMEncoder
 from sremkit.features.extract import Extraction, Work, extract_features
+from sremkit.training.checkpoint import remove_checkpoint
 
 # No encoder reads further, and tokenizing ten megabytes only to truncate them takes minutes.
 MAX_CHARACTERS = 10_000
@@ -203,6 +204,8 @@ def score_pairs(
         folder: keeps finished folds, and the models for pairs to come.
     """
     scorer = CrossFitScorer(settings, folder=folder, progress=progress)
+    if folder is not None and (folder / SCORER).exists():  # its models may be replaced
+        remove_checkpoint(folder / SCORER)
     regions = pairs.image_features if regions is None else regions
     scores = scorer.fit_score(replace(read_vectors(pairs), label=label), texts=pairs.texts, regions=regions)
     if folder is not None and scorer.models:

@@ -152,7 +152,7 @@ def _numbers(summary: Mapping[str, Any], score: np.ndarray, flagged: np.ndarray)
         "threshold": _fraction(summary.get("threshold")),
         "note": clean(summary.get("note") or "")[:LONG_CAPTION],
         "counts": clean(summary.get("rate_counts") or "")[:LONG_CAPTION],
-        "left": clean(_mapping(summary.get("left")).get("sentence") or "")[:LONG_CAPTION],
+        "left": clean(_mapping(summary.get("remaining")).get("sentence") or "")[:LONG_CAPTION],
     }
 
 

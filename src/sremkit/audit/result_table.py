@@ -38,6 +38,12 @@ VERDICT = ("match_probability", "is_mismatch", "energy_i2t", "energy_t2i", "rank
 LABELS = {1: "match", 0: "mismatch"}  # values of the column `reviewed`, from decisions of people
 OWN_PREFIX = "own_"  # of a column of the user's that has the name of one of ours
 METADATA = b"sremkit"
+#: Of values that are read again; tables of 0.1 lack some.
+SUMMARY_TYPES: dict[str, Any] = {
+    "key": str, "threshold": float | int, "expected_precision": float | int | None, "noise_rate": dict | None,
+    "encoder": str | None, "settings": dict, "source": dict, "seconds": dict, "problems": dict, "note": str,
+    "mismatches": int, "scored": int,
+}  # fmt: skip
 ROW_GROUP_SIZE = 65_536  # rows of a row group, which is the least that a reader holds in memory
 CHUNK_ROWS = 16_384
 
@@ -174,7 +180,13 @@ def read_summary(folder: Path) -> dict[str, Any]:
     summary: Any = read_json(path) if path.is_file() else {}
     if not isinstance(summary, dict):
         raise DataError(f"{path} is not a JSON object; run the audit again, or remove the file")
-    return {SUMMARY_KEYS.get(key, str(key)): value for key, value in summary.items()}
+    summary = {SUMMARY_KEYS.get(key, str(key)): value for key, value in summary.items()}
+    for key in SUMMARY_TYPES.keys() & summary.keys():
+        if not isinstance(summary[key], SUMMARY_TYPES[key]):
+            raise DataError(
+                f"{path} is damaged: '{key}' is {summary[key]!r:.40}; the same `srem audit` command makes it again"
+            )
+    return summary
 
 
 def build_table(

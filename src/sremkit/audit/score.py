@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sremkit.audit.audit import FEATURES, FOLDS, find_duplicates
+from sremkit.audit.audit import FEATURES, FOLDS, find_duplicates, from_zero
 from sremkit.audit.embed import SCORER, Encoders, embed_pairs, inspect_inputs
 from sremkit.audit.inputs import Source
 from sremkit.audit.issues.find import find_issues
@@ -14,7 +14,8 @@ from sremkit.audit.scoring.cross_fit import Progress
 from sremkit.audit.scoring.ridge_cca import RidgeCCA
 from sremkit.audit.sharded.sample import SampleModel
 from sremkit.errors import DataError, UserError
-from sremkit.training.checkpoint import is_valid, read_facts
+from sremkit.io import first_line
+from sremkit.training.checkpoint import DamagedCheckpointError, read_facts
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,7 +31,7 @@ def score_new_pairs(
     An image that the audit has seen is scored by the model that was not trained on it. Better captions and images are
     those of the audited pairs.
     """
-    folder = Path(folder)
+    folder, progress = Path(folder), from_zero(progress)
     summary = read_summary(folder)
     model = _load_model(folder, summary)
     encoders = Encoders.open(summary.get("encoder"))
@@ -50,15 +51,24 @@ def _load_model(folder: Path, summary: dict[str, Any]) -> SampleModel:
     if not summary:
         raise DataError(f"{folder} holds no finished audit (there is no summary.json in it); make it with `srem audit`")
     path = folder / "model" if "sharded" in summary else folder / FOLDS / str(summary.get("key")) / SCORER
-    if not is_valid(path):
+    if not path.is_dir():
         raise DataError(
             f"the audit in {folder} kept no models: it had too few pairs, or an earlier version made it; audit the "
             "pairs again into a new folder"
         )
-    model = SampleModel.load(path, read_facts(path).get("key", ""))
+    try:
+        model = SampleModel.load(path, read_facts(path).get("key", ""))
+    except DamagedCheckpointError as cause:
+        raise DataError(_damaged_models(cause.folder, cause.reason)) from cause
+    except (RuntimeError, KeyError, TypeError, ValueError, AttributeError, IndexError, AssertionError) as cause:
+        raise DataError(_damaged_models(path, f"it is of another version, {first_line(cause)}")) from cause
     if not model.scorer.models:
         raise DataError(f"the audit in {folder} kept no models: {model.scorer.calibration.note or 'they were removed'}")
     return model
+
+
+def _damaged_models(place: Path, reason: str) -> str:
+    return f"a model of the audit is damaged ({place}: {reason}); audit the pairs again into a new folder"
 
 
 def _check_encoders(before: dict[str, Any], now: dict[str, str]) -> None:

@@ -104,7 +104,9 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
         metavar = "DIR" if name == "image_root" else "COLUMN"
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, metavar=metavar, help=f"of a file: as for `srem audit {option}`")
-    parser.add_argument("--again", default="", metavar="DETECTORS", help="run their finished cells again")
+    parser.add_argument(
+        "--again", default="", metavar="DETECTORS", help="comma-separated; run their finished cells again"
+    )
     parser.add_argument("-j", "--jobs", type=numbers.workers, default=1, metavar="N", help="cells at a time")
     parser.add_argument("--figure", type=Path, metavar="STEM", help="also draw AUROC as STEM.png and STEM.svg")
     _add_files(parser, out="runs/bench-audit.csv")

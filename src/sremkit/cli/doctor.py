@@ -16,7 +16,7 @@ from sremkit.extras import is_installed
 from sremkit.version import __version__
 
 HELP = "versions, devices, optional packages, and what is missing"
-DEVELOPMENT = ("dev", "docs")  # extras that no command needs
+DEVELOPMENT = ("dev", "docs", "integrations")  # extras that no command needs
 REQUIREMENT = re.compile(r"([\w.-]+)[^;]*;.*extra == ['\"]([\w-]+)['\"]")
 
 
@@ -52,7 +52,7 @@ def _devices() -> dict[str, str]:
 
     from sremkit.data.worker_processes import usable_cores
 
-    found = {"cpu": f"{usable_cores()} cores, {torch.get_num_threads()} threads of torch"}
+    found = {"cpu": f"{usable_cores()} cores; threads of torch: {torch.get_num_threads()}"}
     for k in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(k)
         found[f"cuda:{k}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"

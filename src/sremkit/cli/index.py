@@ -28,7 +28,7 @@ HELP = "build the search index of a run or an audit"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="RUN_OR_AUDIT", help="folder of a trained run or a finished audit")
-    parser.add_argument("--split", choices=("train", "val", "test"), default="train", help="of the run's data")
+    parser.add_argument("--split", choices=("train", "val", "test"), default="train", help="split of the run's data")
     parser.add_argument("--source", metavar="PATH", help="index another collection with features, such as a folder "
                         "that `srem features` wrote")  # fmt: skip
     parser.add_argument("--format", help="of --source, one of `srem list formats`; recognised by default")
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--encoder", metavar="DIR", help="CLIP or SigLIP folder that the audit was made with")
     parser.add_argument("--kind", choices=("flat", "ivf"), help="exact search or an inverted file (default: flat up "
                         "to 100,000 vectors)")  # fmt: skip
-    parser.add_argument("--candidates", type=int, default=100, help="that a cross-attention model scores for a query")
+    parser.add_argument("--candidates", type=int, default=100, help="what a cross-attention model scores for a query")
 
 
 def run(args: argparse.Namespace) -> None:

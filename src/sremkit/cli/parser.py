@@ -9,13 +9,14 @@ from typing import Any, NoReturn
 from sremkit.config.settings import suggestion
 
 COMMAND_WORDS = ("srem ", "torchrun ")  # an example line of a help text begins with one of them
+OTHER_EXAMPLES = ("curl ",)  # examples that are no commands of ours
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Keeps the line breaks of descriptions and states every default."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default is None or action.default is False or action.default in ((), []):
+        if action.default is None or action.default is False or action.default in ((), [], ""):
             return action.help
         return super()._get_help_string(action)
 
@@ -109,4 +110,4 @@ def _with_indented_examples(text: str | None) -> str | None:
     if text is None:
         return None
     lines = text.splitlines()
-    return "\n".join(f"  {line}" if line.startswith(COMMAND_WORDS) else line for line in lines)
+    return "\n".join(f"  {line}" if line.startswith(COMMAND_WORDS + OTHER_EXAMPLES) else line for line in lines)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from sremkit.errors import MissingExtraError, UserError
@@ -42,6 +43,10 @@ def on_pixels(args: argparse.Namespace) -> bool:
     return any(backbone.image_input == "pixels" for backbone in _backbones(args))
 
 
+def _reads_pixels(recipe: Recipe) -> bool:
+    return any(backbone.image_input == "pixels" for backbone in _backbones_of([recipe]))
+
+
 def fine_tunes(args: argparse.Namespace) -> bool:
     """Whether the model is a pretrained one with a tokenizer of its own."""
     return any(backbone.has_tokenizer for backbone in _backbones(args))
@@ -49,7 +54,10 @@ def fine_tunes(args: argparse.Namespace) -> bool:
 
 def _backbones(args: argparse.Namespace) -> list[type[Matcher]]:
     """The backbones of the recipes that a command names; an unknown one is refused by the command itself."""
-    recipes = _recipes(args)
+    return _backbones_of(_recipes(args))
+
+
+def _backbones_of(recipes: Sequence[Recipe]) -> list[type[Matcher]]:
     if not recipes:
         return []
     from sremkit.models import BACKBONES
@@ -60,18 +68,31 @@ def _backbones(args: argparse.Namespace) -> list[type[Matcher]]:
 def _recipes(args: argparse.Namespace) -> list[Recipe]:
     """The recipes that a command names, itself or by runs; none where it would refuse them."""
     from sremkit.config.recipes import load_recipe
-    from sremkit.training.run_folder import RunFolder
 
     if not trains(args) or getattr(args, "data", None) is not None:
         return []
     runs = [args.resume] if getattr(args, "resume", None) else getattr(args, "runs", [])
     recipe, overrides = getattr(args, "recipe", None) or "", getattr(args, "overrides", [])
+    if runs:
+        return _recipes_of(runs)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the command itself loads the recipe again, and warns
-            return [RunFolder.open(run).recipe() for run in runs] or [load_recipe(recipe, overrides)]
+            return [load_recipe(recipe, overrides)]
     except UserError:
         return []  # the command says what is wrong with it
+
+
+def _recipes_of(runs: Sequence[Path]) -> list[Recipe]:
+    """The recipes of runs; none if one cannot be read."""
+    from sremkit.training.run_folder import RunFolder
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return [RunFolder.open(run).recipe() for run in runs]
+    except UserError:
+        return []
 
 
 def draws_figures(args: argparse.Namespace) -> bool:
@@ -88,11 +109,62 @@ def encodes_by_default(args: argparse.Namespace) -> bool:
 
 def has_features(args: argparse.Namespace) -> bool:
     """Whether the pairs to audit may come with features: those of a run, or of a folder with arrays."""
-    return args.run_folder is not None or (args.pairs is not None and any(args.pairs.glob("*.npy")))
+    if getattr(args, "run_folder", None) is not None:
+        return True
+    return args.pairs is not None and any(args.pairs.glob("*.npy"))
+
+
+def scores_by_default_encoders(args: argparse.Namespace) -> bool:
+    """Whether `srem score` encodes new pairs with the default encoders, as the audit did."""
+    given = has_features(args) or None not in (args.image_emb, args.text_emb)
+    return not given and _encoder_of_audit(args) is None
+
+
+def scores_by_a_clip_model(args: argparse.Namespace) -> bool:
+    return _encoder_of_audit(args) is not None
+
+
+def answers_by_default_encoders(args: argparse.Namespace) -> bool:
+    """Whether queries of `srem search` and `srem serve` are encoded as `srem features` encodes."""
+    if not (args.folder / "config.toml").is_file():
+        return _encoder_of_audit(args) is None
+    takes_images = not hasattr(args, "image") or args.image is not None  # `srem serve` takes both
+    takes_texts = not hasattr(args, "image") or args.image is None
+    recipes = [recipe for recipe in _recipes_of([args.folder]) if recipe.data.source != "scenes"]
+    return any(
+        (takes_images and not _reads_pixels(recipe)) or (takes_texts and _reads_sentences(recipe)) for recipe in recipes
+    )
+
+
+def answers_by_a_clip_model(args: argparse.Namespace) -> bool:
+    if not (args.folder / "config.toml").is_file():
+        return _encoder_of_audit(args) is not None
+    return any(recipe.model["name"] == "clip" for recipe in _recipes_of([args.folder]))
+
+
+def _encoder_of_audit(args: argparse.Namespace) -> str | None:
+    """The CLIP or SigLIP folder that an audit was made with."""
+    from sremkit.audit.result_table import read_summary
+
+    try:
+        return read_summary(args.folder).get("encoder")
+    except UserError:
+        return None  # the command says what is wrong with the folder
+
+
+def _reads_sentences(recipe: Recipe) -> bool:
+    from sremkit.models import BACKBONES
+
+    return BACKBONES[recipe.model["name"]].text_input == "sentences"
 
 
 def uses_a_clip_model(args: argparse.Namespace) -> bool:
     return args.encoder is not None
+
+
+def audits_a_file(args: argparse.Namespace) -> bool:
+    """Whether `srem bench audit` encodes the pairs of a file."""
+    return getattr(args, "truth", None) is not None
 
 
 def uses_ray(args: argparse.Namespace) -> bool:
@@ -122,7 +194,11 @@ NEEDS: dict[str, tuple[Need, ...]] = {
         Need("scale", ("ray",), uses_ray),
     ),
     "review": (Need("review", ("pyarrow", "pillow", "fastapi", "uvicorn")),),
-    "score": (Need("audit", ("pyarrow", "pillow")),),
+    "score": (
+        Need("audit", ("pyarrow", "pillow")),
+        Need("audit", ENCODERS, scores_by_default_encoders),
+        Need("audit", ("transformers",), scores_by_a_clip_model),
+    ),
     "export": (Need("audit", ("pyarrow",)),),
     "train": (
         Need("train", RECORDS, trains),
@@ -139,8 +215,17 @@ NEEDS: dict[str, tuple[Need, ...]] = {
         Need("hf", ("transformers", "tokenizers"), fine_tunes),
     ),
     "index": (Need("search", ("pyarrow", "pillow", "faiss-cpu")),),
-    "search": (Need("search", ("pyarrow", "pillow", "faiss-cpu")),),
-    "serve": (Need("serve", ("pyarrow", "pillow", "faiss-cpu", "fastapi", "uvicorn", "prometheus-client")),),
+    "search": (
+        Need("search", ("pyarrow", "pillow", "faiss-cpu")),
+        Need("search", ENCODERS, answers_by_default_encoders),
+        Need("search", ("transformers",), answers_by_a_clip_model),
+        Need("search", ("jinja2",), lambda args: args.format == "html"),
+    ),
+    "serve": (
+        Need("serve", ("pyarrow", "pillow", "faiss-cpu", "fastapi", "uvicorn", "prometheus-client")),
+        Need("serve", ENCODERS, answers_by_default_encoders),
+        Need("serve", ("transformers",), answers_by_a_clip_model),
+    ),
     "compare": (),
     "export-model": (Need("onnx", ("onnx", "onnxscript", "onnxruntime"), lambda args: args.onnx),),
     "features": (
@@ -148,7 +233,11 @@ NEEDS: dict[str, tuple[Need, ...]] = {
         Need("features", ("pillow",)),
         Need("hf", ("transformers", "tokenizers"), uses_a_clip_model),
     ),
-    "bench": (Need("train", ("pillow",), on_scenes), Need("report", ("matplotlib",), draws_figures)),
+    "bench": (
+        Need("train", ("pillow",), on_scenes),
+        Need("audit", ("pyarrow", "pillow", *ENCODERS), audits_a_file),
+        Need("report", ("matplotlib",), draws_figures),
+    ),
     "noise": (),
     "data": (),
     "list": (),

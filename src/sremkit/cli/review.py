@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--image-root", type=Path, metavar="DIR", help="where the images are now, if they were moved")
     parser.add_argument("--pairs", type=Path, metavar="PATH", help="where the pairs are now, if they were moved")
     parser.add_argument(
-        "--host", default="127.0.0.1", help="address to serve on; others than this machine need a token"
+        "--host", default="127.0.0.1", help="address to serve on; browsers on other machines need a token"
     )
     parser.add_argument("--port", type=int, help="0 for any free one (default: the first free one from 8765 on)")
     parser.add_argument("--no-browser", action="store_true", help="only print the address")

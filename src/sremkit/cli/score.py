@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from sremkit.cli import numbers
 from sremkit.cli.audit import add_reading, open_audit
 from sremkit.cli.progress import StageProgress
 from sremkit.errors import UserError
@@ -26,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pairs", type=Path, nargs="?", metavar="PAIRS", help="new pairs, in any format of an audit")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="a .csv, .tsv or .parquet file")
     add_reading(parser)
-    parser.add_argument("--workers", type=int, help="processes for features (default: one for each core)")
+    parser.add_argument("--workers", type=numbers.workers, help="processes for features (default: one for each core)")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -54,17 +54,19 @@ def run(args: argparse.Namespace) -> None:
     from sremkit.describe import describe_recipe
     from sremkit.experiment import with_whole_paths
     from sremkit.training.run_folder import RunFolder
+    from sremkit.training.trackers import check_names
 
+    check_names(args.track)
     if (args.recipe is None) == (args.resume is None):
         raise UserError("name a recipe to train, or a run to go on with: srem train RECIPE, srem train --resume RUN")
     if args.resume is not None:
-        if args.out or args.keep or args.init:
+        if args.out or args.keep or args.init is not None:
             raise UserError("a resumed run keeps its settings and its folder; leave --keep, --init and --out away")
         recipe = extended(RunFolder.open(args.resume).recipe(), args.overrides)
     else:
         # Who keeps the right pairs does not want them made wrong again, as recipes for comparisons do.
         kept = ["noise.rate=0", f"data.keep={json.dumps(str(args.keep))}"] if args.keep else []
-        start = [f"training.init={json.dumps(str(args.init))}"] if args.init else []
+        start = [f"training.init={json.dumps(str(args.init))}"] if args.init is not None else []
         recipe = with_whole_paths(load_recipe(args.recipe, [*kept, *start, *args.overrides]))
     if args.print_config:
         print(describe_recipe(recipe), end="")

@@ -51,9 +51,6 @@ SUMMARY_KEYS = {"judged": "scored", "choice": "cutoff", "by_shard": "sharded"}
 #: Old and new name of a column of an audit's pairs.parquet.
 AUDIT_COLUMNS = {"mismatch_score": "match_probability"}
 
-#: Settings of an audit's scoring; the keys of sharded audits are computed from the old names.
-SCORING_SETTINGS = {"trained_witnesses": "dual_encoders", "wrong_pairs": "negatives"}
-
 #: Old and new name of a tensor in a checkpoint; one that ends in "/" stands for all that begin with it.
 CHECKPOINT_KEYS = {
     "average/": "ema/",

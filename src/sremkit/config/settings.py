@@ -141,6 +141,8 @@ def parse_assignment(assignment: str) -> tuple[list[str], Any]:
         value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):  # no TOML, or a number of thousands of digits
         value = text.strip()
+    if isinstance(value, str) and "\0" in value:
+        raise SettingsError(f"the value of '{key.strip()}' has a NUL character, which no name or path can have")
     return rename_key(key.strip()).split("."), value
 
 

@@ -5,7 +5,7 @@ Resizing and cropping give uint8 pixels, which can be stored; normalising is a l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 BICUBIC = 3  # as Pillow and the processors number it
+MAX_SIDE = 10_000  # pixels
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,12 @@ class ImageTransform:
 
     def __post_init__(self) -> None:
         sizes = (self.height, self.width, self.shortest_edge or 1)
-        if min(sizes) < 1 or len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
-            raise DataError(f"{self} cannot prepare images: sizes are 1 or more, and std is positive for 3 channels")
+        wrong_std = len(self.mean) != 3 or len(self.std) != 3 or not min(self.std) > 0
+        if not 1 <= min(sizes) <= max(sizes) <= MAX_SIDE or wrong_std or self.resample not in range(6):
+            raise DataError(
+                f"{self} cannot prepare images: sizes are from 1 to {MAX_SIDE:,}, std is positive for 3 channels, and "
+                "resample a number from 0 to 5"
+            )
         if self.shortest_edge is not None and self.shortest_edge < max(self.height, self.width):
             raise DataError(
                 f"the images are resized to a shorter side of {self.shortest_edge}, from which {self.height} x "
@@ -60,6 +65,17 @@ class ImageTransform:
     @classmethod
     def from_processor(cls, config: Mapping[str, Any], *, name: str = "the image processor") -> Self:
         """Read a `preprocessor_config.json`."""
+        try:
+            return cls._from_processor(config, name)
+        except (TypeError, ValueError, AttributeError, OverflowError) as cause:
+            if isinstance(cause, DataError):
+                raise
+            raise DataError(
+                f"{name} is no configuration of an image processor ({cause}); copy the model again"
+            ) from cause
+
+    @classmethod
+    def _from_processor(cls, config: Mapping[str, Any], name: str) -> Self:
         size, crop = _size(config.get("size"), name), _size(config.get("crop_size"), name)
         for step in ("do_resize", "do_rescale", "do_normalize"):
             if config.get(step, True) is not True:
@@ -80,8 +96,8 @@ class ImageTransform:
             width=int(width),
             shortest_edge=None if edge is None else int(edge),
             resample=int(config.get("resample", BICUBIC)),
-            mean=tuple(config.get("image_mean", cls.CLIP["mean"])),
-            std=tuple(config.get("image_std", cls.CLIP["std"])),
+            mean=_of_channels(config.get("image_mean", cls.CLIP["mean"])),
+            std=_of_channels(config.get("image_std", cls.CLIP["std"])),
         )
 
     @classmethod
@@ -132,6 +148,12 @@ class ImageTransform:
     def __call__(self, image: Image) -> Tensor:
         """The normalised pixels of one image, (3, height, width) float32."""
         return self.normalize(torch.from_numpy(self.resize(image)))
+
+
+def _of_channels(values: Sequence[float]) -> tuple[float, float, float]:
+    """One number for each of red, green and blue."""
+    red, green, blue = (float(value) for value in values)
+    return red, green, blue
 
 
 def _size(size: Any, name: str) -> dict[str, int]:

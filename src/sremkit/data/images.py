@@ -209,6 +209,7 @@ def decode_image(source: str | io.BytesIO, *, name: str) -> Image:
     A missing, damaged or too large image raises `DataError` with its name.
     """
     image_module = require("PIL.Image", extra="data", purpose="read images")
+    unidentified = require("PIL", extra="data", purpose="read images").UnidentifiedImageError
     too_large = DataError(
         f"{name}: the image has more than {MAX_PIXELS:,} pixels; make it smaller, or raise "
         "sremkit.data.images.MAX_PIXELS"
@@ -227,8 +228,14 @@ def decode_image(source: str | io.BytesIO, *, name: str) -> Image:
         raise DataError(f"{name} does not exist; check the path of the image folder") from cause
     except image_module.DecompressionBombError as cause:  # Pillow's own limit
         raise too_large from cause
+    except unidentified as cause:  # whose message has an address in memory
+        raise DataError(
+            f"{name}: the image cannot be decoded (it is none of {', '.join(_FORMATS)}); replace it, or leave its "
+            "pairs out"
+        ) from cause
     except Exception as cause:  # Pillow's decoders raise almost any exception on damaged bytes
-        raise DataError(f"{name}: the image cannot be decoded ({cause}); replace it, or leave its pairs out") from cause
+        why = str(cause).split(" <_io")[0]  # else with the address of a buffer, which differs between runs
+        raise DataError(f"{name}: the image cannot be decoded ({why}); replace it, or leave its pairs out") from cause
 
 
 def _upright_rgb(image: Image) -> Image:

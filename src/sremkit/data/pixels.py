@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from sremkit.data.images import image_state, only_used_images
 from sremkit.data.pairs import FeatureRows, ImageSource, Pairs
 from sremkit.data.worker_processes import usable_cores
 from sremkit.errors import DataError, UserNotice
-from sremkit.io import digest, read_json, try_lock, write_json
+from sremkit.io import digest, read_json_or_empty, reserve, try_lock, write_json
 from sremkit.version import __version__
 
 AUTO, OFF = "auto", "off"
@@ -167,32 +168,38 @@ class PixelReading:
 
     def _in_file(self, images: ImageSource, transform: ImageTransform, folder: Path) -> CachedPixels:
         """Pixels of a folder, which is filled first; other processes wait meanwhile."""
+        shape = (len(images), int(np.prod(transform.shape)))
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / LOCK).open("a") as lock:
-            while not (folder / COMPLETE).exists() and not try_lock(lock):
+            while (found := _read_state(folder, COMPLETE, shape)) is None and not try_lock(lock):
                 time.sleep(0.2)
-            if not (folder / COMPLETE).exists():
-                self._fill_file(images, transform, folder)
-        problems = {int(row): problem for row, problem in read_json(folder / COMPLETE)["problems"].items()}
-        return CachedPixels(MappedFeatures(folder / PIXELS), transform, problems)
+            if found is None:
+                self._fill_file(images, transform, folder, shape)
+                found = _read_state(folder, COMPLETE, shape)
+        if found is None or found.done != len(images):
+            raise DataError(f"the resized images in {folder} were removed while they were written; start again")
+        return CachedPixels(MappedFeatures(folder / PIXELS), transform, found.problems)
 
-    def _fill_file(self, images: ImageSource, transform: ImageTransform, folder: Path) -> None:
-        file, shape = folder / PIXELS, (len(images), int(np.prod(transform.shape)))
-        start, problems = 0, {}
-        if (folder / PROGRESS).exists() and file.exists():
-            saved = read_json(folder / PROGRESS)
-            start, problems = saved["done"], {int(row): problem for row, problem in saved["problems"].items()}
-            array = np.lib.format.open_memmap(file, mode="r+")
-        else:
+    def _fill_file(self, images: ImageSource, transform: ImageTransform, folder: Path, shape: tuple[int, int]) -> None:
+        """Fill the file from where a killed process stopped; one that is damaged is made again."""
+        file, begun = folder / PIXELS, _read_state(folder, PROGRESS, shape)
+        (folder / COMPLETE).unlink(missing_ok=True)
+        if begun is None:
+            file.unlink(missing_ok=True)
             array = np.lib.format.open_memmap(file, mode="w+", dtype=np.uint8, shape=shape)
+            reserve(file)
+            begun = _State(0, {})
+        else:
+            array = np.lib.format.open_memmap(file, mode="r+")
 
         def save(done: int, found: dict[int, str]) -> None:
             array.flush()
             write_json(folder / PROGRESS, {"done": done, "problems": {str(row): p for row, p in found.items()}})
 
-        problems = self._fill(array, images, transform, start=start, problems=problems, save=save)
+        problems = self._fill(array, images, transform, start=begun.done, problems=begun.problems, save=save)
         array.flush()
-        write_json(folder / COMPLETE, {"problems": {str(row): problem for row, problem in problems.items()}})
+        stored = {str(row): problem for row, problem in problems.items()}
+        write_json(folder / COMPLETE, {"done": len(images), "problems": stored})
         (folder / PROGRESS).unlink(missing_ok=True)
 
     def _fill(
@@ -221,6 +228,27 @@ class PixelReading:
         finally:
             decoder.close()
         return found
+
+
+class _State(NamedTuple):
+    """How far the file of resized images is filled."""
+
+    done: int
+    problems: dict[int, str]
+
+
+def _read_state(folder: Path, name: str, shape: tuple[int, int]) -> _State | None:
+    """The stored state of a file of this shape; None where there is none, or where it is damaged."""
+    stored = read_json_or_empty(folder / name)
+    try:
+        array = np.lib.format.open_memmap(folder / PIXELS, mode="r")
+        found = _State(stored["done"], {int(row): str(problem) for row, problem in stored["problems"].items()})
+    except (OSError, ValueError, EOFError, KeyError, AttributeError):
+        return None
+    is_sound = (
+        isinstance(found.done, int) and 0 <= found.done <= shape[0] and all(0 <= k < shape[0] for k in found.problems)
+    )
+    return found if is_sound and array.shape == shape and array.dtype == np.uint8 else None
 
 
 def cache_root() -> Path:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import string
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from sremkit.data.vocabulary import Vocabulary
-from sremkit.errors import DataError
-from sremkit.extras import require
+from sremkit.errors import DataError, MissingExtraError
+from sremkit.extras import is_installed, require
+from sremkit.io import first_line, read_json
 
 KIND = "subwords"
+CONFIG, SIGLIP = "tokenizer_config.json", "SiglipTokenizer"
 
 
 class SubwordTokenizer:
@@ -30,17 +35,14 @@ class SubwordTokenizer:
     @classmethod
     def from_folder(cls, folder: Path, *, max_length: int, padded: bool) -> SubwordTokenizer:
         """The tokenizer that `save_pretrained` wrote, or the older files of published models."""
-        transformers = require("transformers", extra="hf", purpose="read the tokenizer of a pretrained model")
         try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError, ImportError) as cause:
-            raise DataError(f"{folder} holds no tokenizer that can be read ({cause}); copy the model again") from cause
-        if not getattr(tokenizer, "is_fast", False):
+            content, pad_id = _read_tokenizer(folder)
+        except MissingExtraError:
+            raise
+        except Exception as cause:  # transformers raises almost any exception on damaged files
             raise DataError(
-                f"the tokenizer in {folder} cannot be converted to the format of the package tokenizers; "
-                "save it with a tokenizer.json"
-            )
-        content, pad_id = tokenizer.backend_tokenizer.to_str(), tokenizer.pad_token_id or 0
+                f"{folder} holds no tokenizer that can be read ({first_line(cause)}); copy the model again"
+            ) from cause
         return cls(content, max_length=max_length, pad_id=pad_id, padded=padded)
 
     @cached_property
@@ -81,9 +83,57 @@ class SubwordTokenizer:
         return cls(**{name: stored[name] for name in ("content", "max_length", "pad_id", "padded")})
 
 
+def _read_tokenizer(folder: Path) -> tuple[str, int]:
+    """The tokenizer of a folder in the JSON format of the package tokenizers, and the id of its padding."""
+    transformers = require("transformers", extra="hf", purpose="read the tokenizer of a pretrained model")
+    config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    if config.get("tokenizer_class") != SIGLIP:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if not getattr(tokenizer, "is_fast", False):
+            raise ValueError("it cannot be converted to the format of the package tokenizers; save a tokenizer.json")
+        return tokenizer.backend_tokenizer.to_str(), tokenizer.pad_token_id or 0
+    # The class of transformers needs the package sentencepiece, and has no JSON format.
+    tokenizers = require("tokenizers", extra="hf", purpose="read the tokenizer of a pretrained model")
+    if (folder / "tokenizer.json").is_file():
+        tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    else:
+        tokenizer = _from_sentencepiece(folder / "spiece.model", lower_case=config.get("do_lower_case", True))
+    pad = config.get("pad_token", "</s>")
+    return tokenizer.to_str(), tokenizer.token_to_id(pad["content"] if isinstance(pad, dict) else pad) or 0
+
+
+def _from_sentencepiece(file: Path, *, lower_case: bool) -> Any:
+    """SigLIP's tokenizer: lower case, no punctuation, single spaces, then the vocabulary of a sentencepiece model."""
+    tokenizers = require("tokenizers", extra="hf", purpose="read the tokenizer of SigLIP")
+    if not is_installed("protobuf"):
+        raise MissingExtraError(
+            "the package 'protobuf' is needed to read SigLIP's tokenizer; install it with: pip install 'sremkit[hf]'"
+        )
+    converters = require("transformers.convert_slow_tokenizer", extra="hf", purpose="read the tokenizer of SigLIP")
+    if not file.is_file():
+        raise FileNotFoundError(f"neither tokenizer.json nor {file.name} is there")
+    tokenizer = converters.SpmConverter(SimpleNamespace(vocab_file=str(file))).converted()
+    normalizers = tokenizers.normalizers
+    tokenizer.normalizer = normalizers.Sequence(
+        [
+            *([normalizers.Lowercase()] if lower_case else []),
+            normalizers.Replace(tokenizers.Regex(f"[{re.escape(string.punctuation)}]"), ""),
+            normalizers.Replace(tokenizers.Regex(r"\s+"), " "),
+            normalizers.Strip(),
+            tokenizer.normalizer,
+        ]
+    )
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", tokenizer.token_to_id("</s>"))]
+    )
+    return tokenizer
+
+
 AnyTokenizer = Vocabulary | SubwordTokenizer
 
 
 def tokenizer_from_dict(stored: Mapping[str, Any]) -> AnyTokenizer:
-    """The tokenizer that a checkpoint holds."""
+    """The tokenizer that a checkpoint holds; `DataError` if it is none."""
+    if not isinstance(stored, Mapping):
+        raise DataError(f"the vocabulary of the model is damaged: it is {stored!r:.40}; export or copy the model again")
     return SubwordTokenizer.from_dict(stored) if stored.get("kind") == KIND else Vocabulary.from_dict(stored)

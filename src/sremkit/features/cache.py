@@ -7,6 +7,7 @@ into another folder copies rows with the same hash.
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +17,9 @@ import numpy as np
 
 from sremkit.data.formats.features import MANIFEST
 from sremkit.data.pairs import MISSING
-from sremkit.features.store import VERSION, ArraySpec
-from sremkit.io import read_json_or_empty
+from sremkit.errors import UserNotice
+from sremkit.features.store import DTYPE, VERSION, ArraySpec
+from sremkit.io import first_line, read_json_or_empty
 
 HASH_FILES = {"images": "image_contents.txt", "texts": "text_contents.txt"}
 
@@ -86,29 +88,49 @@ def find_cached(group: str, arrays: Mapping[str, ArraySpec], contents: ContentHa
     for folder in contents.folders:
         if not rows_of:
             break
-        if not _is_compatible(folder, arrays) or not (folder / HASH_FILES[group]).is_file():
+        if not (folder / MANIFEST).is_file() or not (folder / HASH_FILES[group]).is_file():
             continue
-        first = np.load(folder / f"{next(iter(arrays))}.npy", mmap_mode="r", allow_pickle=False)
+        try:
+            stored = _open_stored(folder, group, arrays)
+        except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError) as cause:
+            warnings.warn(
+                f"the features in {folder} are damaged ({first_line(cause)}), so they are not reused",
+                UserNotice,
+                stacklevel=2,
+            )
+            continue
+        if stored is None:
+            continue
         found.folders.append(folder)
-        with (folder / HASH_FILES[group]).open(encoding="ascii") as lines:
-            for cached_row, line in enumerate(lines):
-                content = line.rstrip("\n")
-                if content in rows_of and np.isfinite(first[cached_row]).all():  # NaN: image was unreadable
-                    rows = rows_of.pop(content)
-                    found.folder_of_row[rows] = len(found.folders) - 1
-                    found.cached_row[rows] = cached_row
+        lines, first = stored
+        for cached_row, content in enumerate(lines):
+            if content in rows_of and np.isfinite(first[cached_row]).all():  # NaN: image was unreadable
+                rows = rows_of.pop(content)
+                found.folder_of_row[rows] = len(found.folders) - 1
+                found.cached_row[rows] = cached_row
     return found
 
 
-def _is_compatible(folder: Path, arrays: Mapping[str, ArraySpec]) -> bool:
-    """Whether a finished extraction has all these arrays, of the same dimensions and encoder."""
-    if not arrays or not (folder / MANIFEST).is_file():
-        return False
+def _open_stored(folder: Path, group: str, arrays: Mapping[str, ArraySpec]) -> tuple[Sequence[str], np.ndarray] | None:
+    """The hashes of a finished extraction and its first array; None if it lacks one of these arrays or has another
+    encoder or dimension. Raises an error of any kind that damage causes."""
     manifest = read_json_or_empty(folder / MANIFEST)
-    stored = manifest.get("arrays", {})
-    return manifest.get("version") == VERSION and all(
-        kind in stored
-        and stored[kind]["encoder"] == array.encoder
-        and tuple(stored[kind]["shape"][1:]) == array.shape[1:]
-        for kind, array in arrays.items()
+    stored = manifest.get("arrays")
+    is_compatible = (
+        isinstance(stored, dict)
+        and manifest.get("version") == VERSION
+        and all(
+            kind in stored
+            and stored[kind]["encoder"] == array.encoder
+            and tuple(stored[kind]["shape"][1:]) == array.shape[1:]
+            for kind, array in arrays.items()
+        )
     )
+    if not arrays or not is_compatible:
+        return None
+    lines = (folder / HASH_FILES[group]).read_text(encoding="ascii").splitlines()
+    opened = {kind: np.load(folder / f"{kind}.npy", mmap_mode="r", allow_pickle=False) for kind in arrays}
+    for kind, array in opened.items():
+        if array.shape != (len(lines), *arrays[kind].shape[1:]) or array.dtype != DTYPE:
+            raise ValueError(f"{kind}.npy has the shape {array.shape} and {len(lines)} hashes")
+    return lines, next(iter(opened.values()))

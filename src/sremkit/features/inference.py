@@ -83,7 +83,8 @@ def encode_images(
         encoder = _image_encoder()
 
         def extract(image: Image) -> np.ndarray:
-            return getattr(encoder.encode(image), kind)
+            extracted: np.ndarray = getattr(encoder.encode(image), kind)
+            return extracted
 
     device = next(matcher.parameters()).device
     encoded = []

@@ -14,7 +14,7 @@ def warmup_callback(warmup: Warmup) -> Any:
     name = "lightning.pytorch" if importlib.util.find_spec("lightning") else "pytorch_lightning"
     lightning = require(name, extra="lightning", purpose="report to its Trainer")
 
-    class WarmupCallback(lightning.Callback):  # type: ignore[name-defined]
+    class WarmupCallback(lightning.Callback):  # type: ignore[name-defined, misc]
         def __init__(self) -> None:
             self.report = WarmupReport(warmup)
 

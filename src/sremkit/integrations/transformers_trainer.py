@@ -64,7 +64,7 @@ def warmup_callback(warmup: Warmup) -> Any:
     """A `TrainerCallback` that prints a sentence when the warm-up is over, and adds it to the logs as `warmup`."""
     transformers = require("transformers", extra="hf", purpose="report to its Trainer")
 
-    class WarmupCallback(transformers.TrainerCallback):  # type: ignore[name-defined]
+    class WarmupCallback(transformers.TrainerCallback):  # type: ignore[name-defined, misc]
         def __init__(self) -> None:
             self.report = WarmupReport(warmup)
 

@@ -30,7 +30,7 @@ def card_of_run(folder: RunFolder, matcher: Matcher, vocabulary: AnyTokenizer | 
     if not record:
         raise UserError(f"{folder.path} has no record yet; finish it with `srem train --resume {folder.path}`")
     sections = {
-        "Data": f"`{Path(recipe.data.source).name}`, split `{recipe.data.train_split}`: {record['pairs']:,} pairs.",
+        "Data": _data(recipe, record),
         "Noise": _noise(record["noise"]),
         "Training": _training(recipe, record),
         "Results": "\n\n".join(_results(folder, recipe, record)),
@@ -45,6 +45,12 @@ def card_of_published(path: Path, matcher: Matcher, vocabulary: AnyTokenizer | N
         "those of its publication; its license holds for these weights.",
     }
     return _card(matcher, vocabulary, name=name, lead="Imported from a published checkpoint.", sections=sections)
+
+
+def _data(recipe: Recipe, record: dict[str, Any]) -> str:
+    kept = recipe.data.keep
+    filtered = "" if kept is None else f" Only the pairs that the keep-list `{Path(kept).name}` names were used."
+    return f"`{Path(recipe.data.source).name}`, split `{recipe.data.train_split}`: {record['pairs']:,} pairs.{filtered}"
 
 
 def _training(recipe: Recipe, record: dict[str, Any]) -> str:
@@ -96,7 +102,9 @@ def _recall(metrics: dict[str, float]) -> str:
 def _card(matcher: Matcher, vocabulary: AnyTokenizer | None, *, name: str, lead: str, sections: dict[str, str]) -> str:
     words = "" if vocabulary is None else f" The vocabulary has {len(vocabulary):,} words."
     inputs = f"Images: {INPUTS[matcher.image_input]}. Texts: {INPUTS[matcher.text_input]}.{words}"
-    options = ", ".join(f"{key} = {value}" for key, value in matcher.options.items())
+    given = {key: value for key, value in matcher.options.items() if value is not None and not isinstance(value, dict)}
+    options = ", ".join(f"{key} = {value}" for key, value in given.items())
+    backbone = f"`{matcher.name}` ({options})" if options else f"`{matcher.name}`"
     count = sum(parameter.numel() for parameter in matcher.parameters())
     body = "\n".join(f"## {title}\n\n{text}\n" for title, text in sections.items())
     return f"""\
@@ -107,7 +115,7 @@ tags: [image-text-retrieval, noisy-correspondence, {matcher.name}]
 
 # {name}
 
-Image-text retrieval with the backbone `{matcher.name}` ({options}); {count:,} parameters. {lead}
+Image-text retrieval with the backbone {backbone}; {count:,} parameters. {lead}
 
 ## How to load it
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save
 
 from sremkit.data.subwords import AnyTokenizer, tokenizer_from_dict
 from sremkit.errors import UserError
-from sremkit.io import atomic_write, read_json, write_json
+from sremkit.io import atomic_write, first_line, read_json, write_json
 from sremkit.models import Matcher, build_matcher
 from sremkit.training.checkpoint import CheckpointError
 from sremkit.version import __version__
@@ -49,11 +49,22 @@ def load_model(folder: str | Path) -> tuple[Matcher, AnyTokenizer | None]:
         raise CheckpointError(
             f"{folder} holds no exported model (there is no {CONFIG} in it); `srem export-model` writes one"
         )
-    model = read_json(folder / CONFIG)["model"]
-    matcher = build_matcher(model["name"], **model["options"])
+    try:
+        model = read_json(folder / CONFIG)["model"]
+        matcher = build_matcher(model["name"], **model["options"])
+    except (KeyError, TypeError, ValueError, RuntimeError, MemoryError) as cause:
+        raise CheckpointError(
+            f"{folder / CONFIG} describes no model that can be built ({first_line(cause)}); export the model again"
+        ) from cause
     try:
         matcher.load_state_dict(load_file(folder / WEIGHTS))
     except (OSError, SafetensorError, RuntimeError) as cause:
         raise CheckpointError(f"{folder / WEIGHTS} is missing or damaged; export the model again ({cause})") from cause
-    has_words = (folder / VOCABULARY).exists()
-    return matcher.eval(), tokenizer_from_dict(read_json(folder / VOCABULARY)) if has_words else None
+    if not (folder / VOCABULARY).exists():
+        return matcher.eval(), None
+    try:
+        return matcher.eval(), tokenizer_from_dict(read_json(folder / VOCABULARY))
+    except (KeyError, TypeError, ValueError, AttributeError) as cause:
+        raise CheckpointError(
+            f"{folder / VOCABULARY} is damaged; export the model again ({first_line(cause)})"
+        ) from cause

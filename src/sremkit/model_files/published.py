@@ -116,12 +116,12 @@ def _renamed(path: Path, encoders: Any) -> dict[str, Tensor]:
     unknown = []
     for number, encoder in enumerate(encoders):
         for published, tensor in encoder.items():
-            name = f"{number}.{published.removeprefix('module.')}"  # of DataParallel
+            name = f"{number}.{str(published).removeprefix('module.')}"  # of DataParallel
             if name.endswith("num_batches_tracked"):
                 continue
             matches = [(pattern, ours) for pattern, ours in NAMES if re.match(pattern, name)]
             if not matches or not isinstance(tensor, Tensor):
-                unknown.append(published)
+                unknown.append(str(published))
                 continue
             [(pattern, ours)] = matches
             weights[re.sub(f"^{pattern}", ours, name)] = tensor

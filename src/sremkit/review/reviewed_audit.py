@@ -243,7 +243,7 @@ class ReviewedAudit:
         """The rows of a changed pair, which another process may have decided on first."""
         if change.pair not in self._rows_of_key:
             row, names = change.row, None
-            if 0 <= row < len(self):
+            if isinstance(row, int) and 0 <= row < len(self):
                 names = PairKey(*(self._texts[name][row].as_py() for name in IDENTITY))
             self._rows_of_key[change.pair] = [row] if names is not None and names.key == change.pair else []
         return self._rows_of_key[change.pair]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,12 +22,13 @@ from sremkit.data.images import FileImages
 from sremkit.data.pairs import Pairs
 from sremkit.data.training_pairs import read_split, read_training_pairs
 from sremkit.errors import DataError, UserError
-from sremkit.io import digest, read_json, write_json
+from sremkit.io import digest, read_json_or_empty, refuse_links_out, sole_writer, write_json
 from sremkit.models.matcher import Encoded
 from sremkit.search.audit_model import open_audit
 from sremkit.search.models import RunModel, SearchModel, batches_of
 from sremkit.search.searcher import CANDIDATES, Searcher
 from sremkit.search.vector_index import RECALL_AT, SAMPLE_QUERIES, Kind, VectorIndex, faiss_module, recall_of
+from sremkit.training.checkpoint import DamagedCheckpointError
 from sremkit.training.run_folder import RunFolder
 from sremkit.version import __version__
 
@@ -73,7 +75,17 @@ def build_index(
     text_index = VectorIndex.build(text_vectors, _sample(image_vectors), kind=kind)
     searcher = Searcher(model, pairs, image_index, text_index, candidates=candidates if model.needs_reranking else None)
     out = folder / INDEX
+    refuse_links_out(folder)
     out.mkdir(exist_ok=True)
+    refusal = f"another process builds the index in {out}; wait for it, and try again"
+    with sole_writer(out / ".lock", refusal):
+        searcher.facts = _write(searcher, out, data, seconds=time.monotonic() - started)
+    return searcher
+
+
+def _write(searcher: Searcher, out: Path, data: SearchedData, *, seconds: float) -> dict[str, Any]:
+    """Write an index and return its facts."""
+    model, pairs = searcher.model, searcher.pairs
     (out / FACTS).unlink(missing_ok=True)  # while it is rewritten, the index is not complete
     model.save(out / MODEL)
     facts = {
@@ -81,16 +93,16 @@ def build_index(
         "model": model.name,
         "collection": pairs.name,
         "data": asdict(data),
-        "images": image_index.save(out, "images"),
-        "texts": text_index.save(out, "texts"),
+        "images": searcher.images.save(out, "images"),
+        "texts": searcher.texts.save(out, "texts"),
         "candidates": searcher.candidates,
         "candidate_recall@10": measure_candidates(searcher) if model.needs_reranking else None,
-        "seconds": round(time.monotonic() - started, 1),
+        "seconds": round(seconds, 1),
         "version": __version__,
     }
+    facts["checksum"] = _checksum(facts)
     write_json(out / FACTS, facts)
-    searcher.facts = facts
-    return searcher
+    return facts
 
 
 def has_index(folder: Path) -> bool:
@@ -105,20 +117,33 @@ def open_index(folder: Path) -> Searcher:
     if not has_index(folder):
         _check_folder(folder)
         raise UserError(f"{folder} has no index; build it with `srem index {folder}`")
-    facts = read_json(out / FACTS)
-    try:
-        data, key = SearchedData(**facts["data"]), facts["key"]
-    except (KeyError, TypeError) as cause:
-        raise DataError(f"{out / FACTS} is damaged; build the index again with `srem index {folder}`") from cause
-    model, pairs = _open_model(folder, data)
-    if _key(model, pairs) != key:
+    facts = read_json_or_empty(out / FACTS)
+    if facts.get("checksum") != _checksum(facts):
+        raise DataError(f"{out / FACTS} is damaged; build the index again with `srem index {folder}`")
+    if facts["version"] != __version__:
+        raise UserError(
+            f"the index in {out} was built by version {facts['version']} of sremkit; build it again with "
+            f"`srem index {folder}`"
+        )
+    model, pairs = _open_model(folder, SearchedData(**facts["data"]))
+    if _key(model, pairs) != facts["key"]:
         raise UserError(
             f"the model or the pairs have changed since the index in {out} was built; build it again with "
             f"`srem index {folder}`"
         )
-    model.load(out / MODEL)
+    try:
+        model.load(out / MODEL)
+    except DamagedCheckpointError as cause:
+        raise DataError(
+            f"{out / MODEL} is damaged ({cause.reason}); build the index again with `srem index {folder}`"
+        ) from cause
     indexes = [VectorIndex.load(out, name, facts[name]) for name in ("images", "texts")]
     return Searcher(model, pairs, *indexes, candidates=facts["candidates"], facts=facts)
+
+
+def _checksum(facts: dict[str, Any]) -> str:
+    """Of `index.json`; an index that was changed by hand or cut off is built again."""
+    return digest({name: value for name, value in facts.items() if name != "checksum"})
 
 
 def measure_candidates(searcher: Searcher) -> float:
@@ -145,7 +170,8 @@ def _open_model(folder: Path, data: SearchedData, progress: Progress | None = No
         return model, _with_image_root(pairs, data.image_root)
     run = RunFolder.open(folder)
     pairs = _with_image_root(_read_pairs(run.recipe().data, data), data.image_root)
-    return RunModel.open(run, pairs), pairs
+    opened = RunModel.open(run, pairs)
+    return opened, opened.pairs
 
 
 def _check_folder(folder: Path) -> None:

@@ -21,10 +21,9 @@ from sremkit.audit.scoring.ridge_cca import RidgeCCA, fit_ridge_cca
 from sremkit.data.batches import Batches
 from sremkit.data.generated.scenes.scene import DRAWN_AT, patch_features
 from sremkit.data.pairs import Pairs
-from sremkit.data.pixels import with_pixels
 from sremkit.data.subwords import AnyTokenizer
 from sremkit.errors import DataError
-from sremkit.experiment import load_best
+from sremkit.experiment import load_best, pairs_for_model, pixel_reading
 from sremkit.features.inference import encode_images, encode_texts
 from sremkit.io import digest
 from sremkit.models.matcher import ENCODE_BATCH, Encoded, Matcher
@@ -35,7 +34,7 @@ from sremkit.training.run_folder import RunFolder
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-RIDGE = 0.1  # of the projection; finds more of the model's best than the audit's 1.0, see docs/search.md
+RIDGE = 0.1  # of the projection; finds more of the model's best than the audit's 1.0
 
 
 class SearchModel(Protocol):
@@ -82,6 +81,7 @@ class RunModel:
     def __init__(self, matcher: Matcher, vocabulary: AnyTokenizer | None, pairs: Pairs, *, on_scenes: bool) -> None:
         self.matcher = matcher.eval().requires_grad_(False)
         self.vocabulary = vocabulary
+        self.pairs = pairs
         self.name = matcher.name
         self.key = digest(save({name: t.contiguous() for name, t in matcher.state_dict().items()}))
         self._batches = Batches(pairs, batch_size=ENCODE_BATCH, vocabulary=vocabulary, shuffle=False)
@@ -91,13 +91,17 @@ class RunModel:
 
     @classmethod
     def open(cls, folder: RunFolder, pairs: Pairs) -> RunModel:
-        """Load the best model of a run, for a collection with features that the model can read."""
+        """Load the best model of a run, for a collection with images or features that the model can read.
+
+        Pairs whose image cannot be read are left out of `pairs`.
+        """
         matcher, vocabulary = load_best(folder)
+        data = folder.recipe().data
         if matcher.image_transform is not None:
-            pairs = with_pixels(pairs, matcher.image_transform)
+            pairs = pairs_for_model(matcher, pairs, pixel_reading(data))
         else:
             _check_features(matcher, pairs)
-        return cls(matcher, vocabulary, pairs, on_scenes=folder.recipe().data.source == "scenes")
+        return cls(matcher, vocabulary, pairs, on_scenes=data.source == "scenes")
 
     def encode_texts(self, texts: Sequence[str]) -> Encoded:
         return encode_texts(self.matcher, self.vocabulary, texts)

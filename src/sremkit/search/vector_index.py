@@ -15,7 +15,7 @@ import numpy as np
 
 from sremkit.errors import DataError, UserError
 from sremkit.extras import require
-from sremkit.io import atomic_write
+from sremkit.io import atomic_write, file_checksum
 
 FLAT_UP_TO = 100_000  # vectors that are searched exactly
 TARGET_RECALL = 0.95
@@ -74,20 +74,30 @@ class VectorIndex:
         else:
             faiss = faiss_module()
             atomic_write(file, lambda path: faiss.write_index(self.faiss_index, str(path)))
-        return {"kind": self.kind, "count": len(self), "dim": self.vectors.shape[1], "recall@10": self.recall}
+        return {
+            "kind": self.kind,
+            "count": len(self),
+            "dim": self.vectors.shape[1],
+            "recall@10": self.recall,
+            "checksums": _checksums(folder, name, self.kind),
+        }
 
     @classmethod
     def load(cls, folder: Path, name: str, facts: dict[str, Any]) -> VectorIndex:
-        """Read what `save` wrote."""
+        """Read what `save` wrote; `DataError` if a file is missing or was changed."""
         faiss = faiss_module()
         file = folder / f"{name}.npy"
         try:
+            if facts["checksums"] != _checksums(folder, name, facts["kind"]):
+                raise DataError(
+                    f"{file} or {name}.faiss was changed after it was written; build it again with `srem index`"
+                )
             vectors = np.load(file, allow_pickle=False)
             index = _flat(vectors) if facts["kind"] == "flat" else faiss.read_index(str(folder / f"{name}.faiss"))
-        except (OSError, ValueError, EOFError, RuntimeError) as cause:
-            raise DataError(f"{file} cannot be read ({str(cause)[:200]}); build it again with `srem index`") from cause
-        if vectors.shape != (facts["count"], facts["dim"]) or index.ntotal != len(vectors):
-            raise DataError(f"{file} does not belong to this index; build it again with `srem index`")
+        except OSError as cause:
+            raise DataError(
+                f"{cause.filename or file} cannot be read ({cause.strerror}); build it again with `srem index`"
+            ) from cause
         return cls(vectors, facts["kind"], index, facts["recall@10"])
 
 
@@ -130,6 +140,12 @@ def _inverted_file(vectors: np.ndarray, sample_queries: np.ndarray) -> tuple[Any
         if recall >= TARGET_RECALL or index.nprobe >= clusters:
             return index, recall
         index.nprobe = min(2 * index.nprobe, clusters)
+
+
+def _checksums(folder: Path, name: str, kind: Kind) -> dict[str, str]:
+    """Checksums of the files of an index; damage to an index of FAISS could end the process that reads it."""
+    suffixes = ("npy",) if kind == "flat" else ("npy", "faiss")
+    return {suffix: file_checksum(folder / f"{name}.{suffix}") for suffix in suffixes}
 
 
 def _save_array(path: Path, array: np.ndarray) -> None:

@@ -7,7 +7,6 @@ from one of another version.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from sremkit.config.aliases import rename_tensors
 from sremkit.errors import DataError, UserError
-from sremkit.io import PARTIAL, check_version, digest, first_line, fsync, read_json
+from sremkit.io import PARTIAL, check_version, digest, file_checksum, first_line, fsync, read_json
 from sremkit.methods.common.state_dicts import prefixed as prefixed
 from sremkit.methods.common.state_dicts import without_prefix as without_prefix
 
@@ -53,7 +52,7 @@ def write_checkpoint(folder: Path, tensors: dict[str, Tensor], facts: dict[str, 
     try:
         _save_tensors({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, partial / TENSORS)
         facts = {**facts, "version": VERSION, "tensor_bytes": (partial / TENSORS).stat().st_size}
-        facts["checksums"] = {"tensors": _file_checksum(partial / TENSORS), "facts": _facts_checksum(facts)}
+        facts["checksums"] = {"tensors": file_checksum(partial / TENSORS), "facts": _facts_checksum(facts)}
         (partial / FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
         shutil.copymode(partial / FACTS, partial / TENSORS)  # by the umask; safetensors lets only the user read it
         for file in (partial / TENSORS, partial / FACTS, partial):
@@ -97,7 +96,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             raise DamagedCheckpointError(
                 folder, f"{TENSORS} has {file.stat().st_size:,} bytes instead of {facts['tensor_bytes']}"
             )
-        if "checksums" in facts and _file_checksum(file) != facts["checksums"]["tensors"]:
+        if "checksums" in facts and file_checksum(file) != facts["checksums"]["tensors"]:
             raise DamagedCheckpointError(folder, f"the checksum of {TENSORS} differs from the one in {FACTS}")
         return rename_tensors(load_file(file)), facts
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as cause:
@@ -141,11 +140,6 @@ def is_valid(folder: Path) -> bool:
     except DamagedCheckpointError:
         return False
     return True
-
-
-def _file_checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _facts_checksum(facts: dict[str, Any]) -> str:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from sremkit.config.recipes import TABLES, Recipe
-from sremkit.errors import UnknownNameError, UserNotice
+from sremkit.config.settings import suggestion
+from sremkit.errors import UnknownNameError, UserError, UserNotice
 from sremkit.extras import require
-from sremkit.io import digest, read_json_or_empty, write_json
+from sremkit.io import digest, first_line, read_json_or_empty, write_json
 from sremkit.training.reporters import Reporter
 from sremkit.training.run_folder import RunFolder
 
@@ -147,6 +148,13 @@ TRACKERS: dict[str, type[Tracker]] = {
 }
 
 
+def check_names(names: Iterable[str]) -> None:
+    """Refuse a name that is not of `TRACKERS`."""
+    unknown = [name for name in names if name not in TRACKERS]
+    if unknown:
+        raise UnknownNameError(f"there is no tracker '{unknown[0]}'; {suggestion(unknown[0], TRACKERS)}")
+
+
 class Tracking(Reporter):
     """The trackers of one run.
 
@@ -156,18 +164,28 @@ class Tracking(Reporter):
     """
 
     def __init__(self, folder: RunFolder, recipe: Recipe, names: Iterable[str] = ("tensorboard",)) -> None:
-        unknown = [name for name in names if name not in TRACKERS]
-        if unknown:
-            raise UnknownNameError(f"there is no tracker '{unknown[0]}'; choose from {', '.join(TRACKERS)}")
+        check_names(names)
         stored = read_json_or_empty(folder.tracking)
         settings = {
             f"{t}.{key}": value for t in TABLES for key, value in recipe.entries(t).items() if value is not None
         }
         wanted = dict.fromkeys([*names, *(name for name in stored if name in TRACKERS)])
-        self.trackers = [TRACKERS[name](folder.path, settings, stored.get(name, {})) for name in wanted]
+        self.trackers = [self._start(name, folder, settings, stored.get(name, {})) for name in wanted]
         states = {tracker.name: tracker.state for tracker in self.trackers if tracker.state}
         if states:
             write_json(folder.tracking, states)
+
+    @staticmethod
+    def _start(name: str, folder: RunFolder, settings: dict[str, Any], state: Any) -> Tracker:
+        try:
+            return TRACKERS[name](folder.path, settings, state if isinstance(state, dict) else {})
+        except (UserError, OSError):
+            raise
+        except Exception as problem:  # of any kind: other packages and their servers
+            raise UserError(
+                f"{name} cannot be started ({first_line(problem)}); check its settings, or leave --track {name} out. "
+                f"What an earlier part of the run left for it is in {folder.tracking}"
+            ) from problem
 
     def epoch(self, row: dict[str, Any]) -> None:
         self._call("epoch", row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,8 @@ def create_app(
 ) -> FastAPI:
     """Create an app without routes.
 
-    `UserError` is answered with 400 and its sentence, every other exception with 500 and none of its details.
+    `UserError` is answered with 400 and its sentence, a value out of range with 422, every other exception with 500 and
+    none of its details.
 
     Args:
         static: folder that is served below `/static`; what the applications share is below `/common`.
@@ -37,8 +39,8 @@ def create_app(
         extra: of sremkit, named if FastAPI is not installed.
     """
     fastapi = require("fastapi", extra=extra, purpose="serve pages to a browser")
-    responses, staticfiles = (
-        require(f"fastapi.{n}", extra=extra, purpose="serve") for n in ("responses", "staticfiles")
+    exceptions, responses, staticfiles = (
+        require(f"fastapi.{n}", extra=extra, purpose="serve") for n in ("exceptions", "responses", "staticfiles")
     )
     app = fastapi.FastAPI(
         title=title,
@@ -51,6 +53,13 @@ def create_app(
     @app.exception_handler(UserError)
     def refuse(request: Any, problem: UserError) -> Any:
         return responses.JSONResponse({"detail": str(problem)}, status_code=400)
+
+    @app.exception_handler(exceptions.RequestValidationError)
+    def refuse_values(request: Any, problem: Any) -> Any:
+        # FastAPI's own answer repeats the input, which may be megabytes, and fails on NaN and lone surrogates.
+        detail = [{name: error[name] for name in ("type", "loc", "msg")} for error in problem.errors()]
+        content = json.dumps({"detail": detail})  # in ASCII
+        return responses.Response(content, status_code=422, media_type="application/json")
 
     app.mount("/common", staticfiles.StaticFiles(directory=COMMON))
     if static is not None:

@@ -164,7 +164,11 @@ class SecurityMiddleware:
 
 def _check_origin(headers: dict[str, str], host: str) -> None:
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
-    if site not in (None, "same-origin", "none") or (origin is not None and urlsplit(origin).netloc != host):
+    try:
+        is_other = origin is not None and urlsplit(origin).netloc != host
+    except ValueError:
+        is_other = True
+    if site not in (None, "same-origin", "none") or is_other:
         raise RefusedError(403, "the request comes from another site")
 
 

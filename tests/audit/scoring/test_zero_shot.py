@@ -14,7 +14,7 @@ from sremkit.audit.scoring import fold_model
 from sremkit.audit.scoring.cross_fit import CrossFitScorer
 from sremkit.audit.scoring.dual_encoder import DualEncoderScorer
 from sremkit.audit.scoring.fold_model import train_scorers
-from sremkit.audit.scoring.ridge_cca import RidgeCCA
+from sremkit.audit.scoring.ridge_cca import RootCCA
 from sremkit.audit.scoring.types import PairVectors, ScoringSettings
 from sremkit.audit.scoring.zero_shot import ZeroShot
 from sremkit.evaluation.detection import detection_metrics
@@ -44,7 +44,7 @@ def test_a_few_hundred_pairs_are_scored_without_training(tmp_path: Path, monkeyp
         raise AssertionError("a model was trained")
 
     monkeypatch.setattr(fold_model, "train_dual_encoder", trained)
-    monkeypatch.setattr(fold_model, "fit_ridge_cca", trained)
+    monkeypatch.setattr(fold_model, "fit_root_cca", trained)
     vectors, is_wrong = joint_vectors()
     scorer = CrossFitScorer(ScoringSettings(zero_shot=True, negatives=2000), folder=tmp_path)
     scores = scorer.fit_score(vectors)
@@ -68,9 +68,9 @@ def test_with_more_pairs_it_joins_the_ensemble(monkeypatch) -> None:
         zero_shot=True, epochs=1, warmup_epochs=1, hidden_size=8, embed_size=8, dual_encoders=1, batch_size=60
     )
     scorers = train_scorers(vectors, np.arange(100), settings, seed=0)
-    assert [type(s) for s in scorers] == [RidgeCCA, DualEncoderScorer, ZeroShot]
+    assert [type(s) for s in scorers] == [RootCCA, DualEncoderScorer, ZeroShot]
     without = train_scorers(vectors, np.arange(100), replace(settings, zero_shot=False), seed=0)
-    assert [type(s) for s in without] == [RidgeCCA, DualEncoderScorer]
+    assert [type(s) for s in without] == [RootCCA, DualEncoderScorer]
 
 
 def test_vectors_are_scaled_to_unit_length_and_not_turned() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from sharded import SEED, small_plan
+from sharded import small_plan
 from sremkit.audit.sharded.plan import Shard, list_embeddings, list_shards
 from sremkit.errors import DataError, UserError
 from sremkit.io import digest
@@ -39,25 +40,11 @@ def test_embeddings_come_in_as_many_parts_as_texts(tmp_path: Path) -> None:
         list_embeddings(tmp_path / "x", tmp_path / "y")
 
 
-def test_the_key_is_computed_from_the_names_of_0_1(tmp_path: Path) -> None:
+def test_the_key_is_that_of_shards_settings_and_version(tmp_path: Path) -> None:
     plan = small_plan(tmp_path / "out", [Shard("a", Path(__file__))])
-    of_0_1 = {
-        "folds": 2,
-        "trained_witnesses": 0,
-        "warmup_epochs": 3,
-        "epochs": 4,
-        "batch_size": 128,
-        "learning_rate": 1e-3,
-        "hidden_size": 64,
-        "embed_size": 32,
-        "dropout": 0.5,
-        "scale": 20.0,
-        "candidates": 100,
-        "word_epochs": 0,
-        "wrong_pairs": 20_000,
-        "seed": SEED,
-    }
-    assert plan.key == digest([plan.stamps, of_0_1, plan.max_train_pairs, __version__])
+    assert plan.key == digest([plan.stamps, asdict(plan.settings), plan.max_train_pairs, __version__])
+    other = replace(plan, settings=replace(plan.settings, seed=plan.settings.seed + 1))
+    assert other.key != plan.key
 
 
 def test_a_model_of_0_1_is_fitted_again(tmp_path: Path) -> None:

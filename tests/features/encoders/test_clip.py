@@ -11,6 +11,7 @@ import torch
 from PIL.Image import Image, Resampling
 
 from layouts import make_image
+from pretrained_models import save_model, write_pickled_weights, write_sentencepiece
 from sremkit.errors import DataError
 from sremkit.features.encoders.clip import CLIPFolder, open_encoders
 
@@ -121,3 +122,24 @@ def test_other_weights_have_another_description(tmp_path: Path) -> None:
     weights[-1] ^= 1  # as many bytes as before, as after fine-tuning
     (tmp_path / "model.safetensors").write_bytes(weights)
     assert CLIPFolder(tmp_path).description != before
+
+
+def test_the_older_weights_give_the_same_vectors(tmp_path: Path) -> None:
+    """A folder with a pytorch_model.bin alone was fine-tuned by `srem train`, and refused by `srem features`."""
+    images, texts = open_encoders(saved(tmp_path, "clip"))
+    expected = images.encode(make_image("blue")).pooled, texts.encode(["a dog", "a red square"])
+    with_safetensors = images.description
+    write_pickled_weights(tmp_path)
+    images, texts = open_encoders(tmp_path)
+    np.testing.assert_allclose(images.encode(make_image("blue")).pooled, expected[0], rtol=1e-5)
+    np.testing.assert_allclose(texts.encode(["a dog", "a red square"]), expected[1], rtol=1e-5)
+    assert images.description != with_safetensors  # the hash covers the weights, in whichever file
+    weights = torch.load(tmp_path / "pytorch_model.bin")
+    torch.save({name: tensor + 1 for name, tensor in weights.items()}, tmp_path / "pytorch_model.bin")
+    assert open_encoders(tmp_path)[0].description != images.description
+
+
+def test_the_published_tokenizer_of_siglip_needs_no_further_package(tmp_path: Path) -> None:
+    write_sentencepiece(save_model(tmp_path, "siglip"))
+    _, texts = open_encoders(tmp_path)
+    np.testing.assert_allclose(texts.encode(["A red, square!"]), texts.encode(["a red square"]))

@@ -14,11 +14,12 @@ from sremkit.models.wrappers.meta_scored import MetaScored
 
 RATE = 0.05
 NAMES = [name for name in BACKBONES if BACKBONES[name].image_input != "pixels"]
+PIXELS = [name for name in BACKBONES if BACKBONES[name].image_input == "pixels"]
 
 
-def network_of(name: str) -> MetaScored:
+def network_of(name: str, **options: bool) -> MetaScored:
     torch.manual_seed(3)
-    member = {"name": name, "options": SMALL[name]}
+    member = {"name": name, "options": {**SMALL[name], **options}}
     network = build_matcher("meta-scored", member=member, hidden_size=4).double()
     assert isinstance(network, MetaScored)
     with torch.no_grad():  # a bias of 0 would put every vector of zeros onto the kink of a ReLU
@@ -37,7 +38,7 @@ def meta_loss(score) -> torch.Tensor:
     return F.binary_cross_entropy_with_logits(logits, torch.eye(4, dtype=torch.float64))
 
 
-def after_virtual_step(network: MetaScored, *, rate: float = RATE) -> float:
+def after_virtual_step(network: MetaScored, *, rate: float = RATE, ranking=ranking, meta_loss=meta_loss) -> float:
     """J(W - rate dL/dW; T) by first derivatives only, with W and T of the network as they are."""
     buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
 
@@ -74,6 +75,38 @@ def test_the_meta_gradient_is_that_of_finite_differences(name: str) -> None:
         expected = by_finite_differences(network, parameter)
         # Central differences of step 1e-6 are good to about 1e-9 of numbers around 1.
         torch.testing.assert_close(got[key], expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", PIXELS)
+def test_transformers_on_pixels_have_the_second_derivative(name: str) -> None:
+    """The fused attention has none, so MSCN could not train them. Frozen weights and recomputed layers are allowed."""
+    batch = make_items(4, seed=2).batch(name)
+    match = torch.eye(4, dtype=torch.float64)
+
+    def loss(score) -> torch.Tensor:
+        return F.binary_cross_entropy_with_logits(score(batch), match)
+
+    network = network_of(name)
+    expected = meta_gradients(network, loss, loss, virtual_rate=RATE)
+    first = meta_gradients(
+        network, lambda score: loss(score).detach() + 0.0 * score(batch).sum(), loss, virtual_rate=RATE
+    )
+    assert not torch.allclose(expected["output.weight"], first["output.weight"], rtol=1e-3, atol=0)
+    weight, slope = network.meta_network.output.weight, 0.0
+    for sign in (1, -1):  # along the gradient, by first derivatives only
+        with torch.no_grad():
+            weight.add_(sign * 1e-6 * expected["output.weight"])
+        slope += sign * after_virtual_step(network, ranking=loss, meta_loss=loss) / 2e-6
+        with torch.no_grad():
+            weight.sub_(sign * 1e-6 * expected["output.weight"])
+    assert slope == pytest.approx(float(expected["output.weight"].square().sum()), rel=1e-5)
+    recomputing = network_of(name, gradient_checkpointing=True)
+    again = meta_gradients(recomputing, loss, loss, virtual_rate=RATE)
+    for key, gradient in again.items():
+        torch.testing.assert_close(gradient, expected[key], rtol=1e-10, atol=1e-14)
+    network.backbone.to_logit.requires_grad_(False)
+    frozen = meta_gradients(network, loss, loss, virtual_rate=RATE)
+    assert not torch.allclose(frozen["output.weight"], expected["output.weight"], rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sremkit.audit.scoring.joint_posterior import JointPosterior
 from sremkit.audit.scoring.types import NearMismatches, NoiseRate
 
 MIN_PAIRS = 100  # with fewer, nothing is fitted
@@ -64,6 +65,7 @@ class Calibration:
     sorted_statistic: np.ndarray  # (m,) of the pairs fitted to
     separation: dict[str, list[float]] | None = None  # histograms of given pairs and negatives, for the report
     near: NearMismatches | None = None  # what near mismatches could add
+    joint: JointPosterior | None = None  # where images have several captions, which are judged together
 
     def rank(self, statistic: np.ndarray) -> np.ndarray:
         """The fraction of the fitted pairs with a lower statistic, in [0, 1]."""
@@ -74,7 +76,23 @@ class Calibration:
         """P(match), with ties broken by rank; the rank alone where there is no density ratio."""
         if self.ratio is None:
             return self.rank(statistic)
-        return (1 - TIE_BREAK) * self.ratio.match_prob(statistic) + TIE_BREAK * self.rank(statistic)
+        return self._without_ties(self.ratio.match_prob(statistic), statistic)
+
+    def score_pairs(
+        self, statistic: np.ndarray, texts: np.ndarray, image_of_text: np.ndarray, group_of_text: np.ndarray
+    ) -> np.ndarray:
+        """P(match) as `score`, with the captions of an image judged together where that was fitted.
+
+        Args:
+            texts: (m, e); image_of_text: (m,); group_of_text: (m,) equal for equal texts.
+        """
+        if self.ratio is None or self.joint is None:
+            return self.score(statistic)
+        own = self.ratio.match_prob(statistic)
+        return self._without_ties(self.joint.match_prob(own, texts, image_of_text, group_of_text), statistic)
+
+    def _without_ties(self, match_prob: np.ndarray, statistic: np.ndarray) -> np.ndarray:
+        return (1 - TIE_BREAK) * match_prob + TIE_BREAK * self.rank(statistic)
 
 
 def calibrate(

@@ -8,7 +8,9 @@ negatives gives P(match) and the noise rate, near negatives what near mismatches
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,14 +29,14 @@ from sremkit.audit.scoring.calibration import (
 )
 from sremkit.audit.scoring.dual_encoder import OnStep
 from sremkit.audit.scoring.fold_model import FoldModel, FoldScores, score_fold, train_scorers
-from sremkit.audit.scoring.fold_store import FoldStore, read_models, write_models
+from sremkit.audit.scoring.fold_store import FoldStore, fold_key, read_models, write_models
+from sremkit.audit.scoring.joint_posterior import fit_joint_posterior
 from sremkit.audit.scoring.near_bound import bound_near_mismatches
 from sremkit.audit.scoring.parallel import default_workers, run_parallel
 from sremkit.audit.scoring.types import NearMismatches, NoiseRate, PairScores, PairVectors, ScoringSettings
 from sremkit.audit.scoring.word_calibration import add_words, join_likelihood
 from sremkit.audit.scoring.word_scorer import WordInputs, train_word_scorer, word_inputs
 from sremkit.data.pairs import MISSING, FeatureSource
-from sremkit.training.checkpoint import is_valid
 
 Progress = Callable[[str, int, int], None]
 
@@ -99,7 +101,9 @@ class CrossFitScorer:
         fold_of_pair[readable] = balanced_folds(
             vectors.image_of_text.numpy()[readable], vectors.group_of_image, settings.folds, seed=settings.seed
         )
-        store = None if self.folder is None else FoldStore(self.folder, vectors, settings, words)
+        store = None
+        if self.folder is not None:
+            store = FoldStore(self.folder, settings, fold_key(vectors, settings, words))
         scores = self._cross_fit(vectors, fold_of_pair, settings, store, words=words, keep_model=store is not None)
         keys = vectors.image_key[vectors.image_of_text.numpy()[readable]]
         self.fold_of_key = dict(zip(keys.tolist(), fold_of_pair[readable].tolist(), strict=True))
@@ -166,12 +170,15 @@ class CrossFitScorer:
 
     @classmethod
     def load(cls, folder: Path) -> tuple[Self, dict[str, Any]]:
-        """A scorer that was saved, and the facts; models are read from the folder above if they are there."""
+        """A scorer that was saved, and the facts; models are read from the folder above if they are there.
+
+        All of them or none: without the model of a fold its images would be scored by one that was trained on them.
+        """
         models, calibration, settings, facts = read_models(folder)
         scorer = cls(settings)
-        if not models:
-            folders = (folder.parent / f"model-{number}" for number in range(settings.folds))
-            models = [read_models(of_fold)[0][0] for of_fold in folders if is_valid(of_fold)]
+        folders = [folder.parent / f"model-{number}" for number in range(settings.folds)]
+        if not models and any(of_fold.is_dir() for of_fold in folders):
+            models = [read_models(of_fold)[0][0] for of_fold in folders]
         scorer.models, scorer.calibration = models, calibration
         scorer.fold_of_key = dict(zip(facts.pop("known_keys", ()), facts.pop("known_folds", ()), strict=True))
         return scorer, facts
@@ -212,12 +219,22 @@ class CrossFitScorer:
         # Steps of a training are reported by this process; closed forms of few pairs take less time than a fork.
         trains = settings.dual_encoders > 0 or words is not None
         alone = trains or len(vectors.readable) < MIN_PAIRS_FOR_WORKERS
-        for number, result in run_parallel(compute, todo, 1 if alone else self.workers):
-            finished[number] = result
-            if store is not None:
-                store.save(number, *result)
-            if self.progress is not None:
-                self.progress("scored folds", len(finished), settings.folds)
+        workers = 1 if alone else self.workers
+        with nullcontext(store) if store is not None or workers < 2 else temporary_store(settings) as kept:
+
+            def compute_and_keep(number: int) -> None:
+                if kept is None:
+                    finished[number] = compute(number)
+                else:
+                    kept.save(number, *compute(number))
+
+            for number, _ in run_parallel(compute_and_keep, todo, workers):
+                if kept is not None:
+                    fold = kept.load(number)
+                    assert fold is not None
+                    finished[number] = fold, kept.load_model(number)
+                if self.progress is not None:
+                    self.progress("scored folds", len(finished), settings.folds)
         self.models = [model for _, (_, model) in sorted(finished.items()) if model is not None]
         return self._calibrate([fold for _, (fold, _) in sorted(finished.items())], vectors)
 
@@ -231,12 +248,17 @@ class CrossFitScorer:
         group, null_group = (vectors.group_of_image[k] for k in (vectors.image_of_text.numpy()[rows], null_images))
         seed = self.settings.seed
         fitted = calibrate(given, null, group, null_group, seed=seed)
-        match_prob, rate, note = fitted.score(given), fitted.noise_rate, fitted.note
+        words = [fold.words for fold in folds if fold.words is not None]
+        if fitted.noise_rate is not None and not words:
+            fitted = _with_joint(fitted, given, rows, vectors, seed=seed)
+        match_prob = fitted.score_pairs(given, *_captions(rows, vectors))
+        if fitted.joint is not None:
+            fitted = replace(fitted, noise_rate=joint_rate(fitted.noise_rate, match_prob))
+        rate, note = fitted.noise_rate, fitted.note
         if rate is not None:
             near = _bound_near(folds, fitted, rate, given, null, match_prob, effective=independent_pairs(group))
             fitted = replace(fitted, near=near)
         self.calibration = fitted
-        words = [fold.words for fold in folds if fold.words is not None]
         if words and fitted.ratio is not None and rate is not None:
             not_shuffled, edited_not_shuffled = (fitted.ratio.match_prob(x) for x in (given, edited))
             rank = fitted.rank(given)
@@ -253,6 +275,13 @@ class CrossFitScorer:
         for better in (scores.better_text, scores.better_image):
             better[~is_suspicious(scores.match_prob, rate)] = MISSING
         return scores
+
+
+@contextmanager
+def temporary_store(settings: ScoringSettings) -> Iterator[FoldStore]:
+    """A store for the time in which worker processes hand over their folds."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield FoldStore(Path(folder), settings, "")
 
 
 def balanced_folds(image_of_text: np.ndarray, group_of_image: np.ndarray, folds: int, *, seed: int) -> np.ndarray:
@@ -287,6 +316,30 @@ def _on_one_scale(folds: Sequence[FoldScores]) -> tuple[np.ndarray, np.ndarray, 
         given.append(of_given)
         null.append(of_null)
     return np.concatenate(given), np.concatenate(null), np.concatenate(edited)
+
+
+def _captions(rows: np.ndarray, vectors: PairVectors) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Text vectors, images and groups of equal texts of these pairs."""
+    return vectors.texts.numpy()[rows], vectors.image_of_text.numpy()[rows], vectors.group_of_text[rows]
+
+
+def _with_joint(
+    fitted: Calibration, given: np.ndarray, rows: np.ndarray, vectors: PairVectors, *, seed: int
+) -> Calibration:
+    """The calibration with the joint posterior of the captions of an image, where images have several."""
+    assert fitted.ratio is not None
+    own, share = fitted.ratio.match_prob(given), fitted.ratio.share.estimate
+    return replace(fitted, joint=fit_joint_posterior(own, share, *_captions(rows, vectors), seed=seed))
+
+
+def joint_rate(rate: NoiseRate | None, match_prob: np.ndarray) -> NoiseRate | None:
+    """The noise rate as the mean of the joint posterior; the interval also holds the one around this mean."""
+    if rate is None:
+        return None
+    estimate = float(1 - match_prob.mean())
+    low = max(min(rate.low, estimate - (rate.estimate - rate.low)), 0.0)
+    high = min(max(rate.high, estimate + (rate.high - rate.estimate)), 1.0)
+    return NoiseRate(estimate, low, high)
 
 
 def _bound_near(

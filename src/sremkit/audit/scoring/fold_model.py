@@ -20,6 +20,7 @@ from sremkit.audit.scoring.candidates import (
 )
 from sremkit.audit.scoring.clean_weights import estimate_clean_prob
 from sremkit.audit.scoring.dual_encoder import DualEncoderScorer, OnStep, train_dual_encoder
+from sremkit.audit.scoring.near_duplicates import equal_groups
 from sremkit.audit.scoring.near_negatives import draw_near_negatives
 from sremkit.audit.scoring.random_negatives import MAX_ROUNDS, draw_negatives
 from sremkit.audit.scoring.ridge_cca import fit_root_cca
@@ -86,7 +87,12 @@ class FoldModel:
         candidates = torch.arange(num_pairs, num_pairs + self.candidates)
         softmax = CandidateSoftmax(image_emb, text_emb, image_of_text, candidates)
         scores = softmax.score(image_of_text[:num_pairs].numpy(), np.arange(num_pairs))
-        match_prob = calibration.score((scores.statistic - self.null_mean) / self.null_std)
+        match_prob = calibration.score_pairs(
+            (scores.statistic - self.null_mean) / self.null_std,
+            texts.numpy(),
+            image_of_text[:num_pairs].numpy(),
+            equal_groups(texts.numpy()),
+        )
 
         better_text, better_image = np.full((2, num_pairs), MISSING)
         suspicious = np.flatnonzero(is_suspicious(match_prob, calibration.noise_rate))

@@ -19,6 +19,7 @@ from sremkit.audit.scoring.calibration import Calibration, DensityRatio
 from sremkit.audit.scoring.candidates import EnsembleWeight, PairScorer
 from sremkit.audit.scoring.dual_encoder import DualEncoderScorer, build_dual_encoder
 from sremkit.audit.scoring.fold_model import FoldModel, FoldScores
+from sremkit.audit.scoring.joint_posterior import JointPosterior
 from sremkit.audit.scoring.ridge_cca import RidgeCCA, RootCCA
 from sremkit.audit.scoring.types import NearMismatches, NoiseRate, PairVectors, ScoringSettings
 from sremkit.audit.scoring.word_calibration import WordScores
@@ -39,19 +40,8 @@ FACTS = ("weights", "null_mean", "null_std", "candidates")  # its other values
 class FoldStore:
     """Keeps the scores of finished folds in a folder."""
 
-    def __init__(
-        self, folder: Path, vectors: PairVectors, settings: ScoringSettings, words: WordInputs | None = None
-    ) -> None:
-        self.folder, self.settings = folder, settings
-        images = np.unique(vectors.image_of_text.numpy()[vectors.readable])
-        facts = {
-            "version": __version__,
-            "holds": [field.name for kept in (FoldScores, WordScores) for field in fields(kept)],
-            "data": vectors.fingerprint(),
-            "words": None if words is None else words.fingerprint(images),
-            "settings": asdict(settings),
-        }
-        self.key = digest(facts, length=64)
+    def __init__(self, folder: Path, settings: ScoringSettings, key: str) -> None:
+        self.folder, self.settings, self.key = folder, settings, key
 
     def load(self, number: int) -> FoldScores | None:
         """The finished fold, or None if there is none that fits."""
@@ -86,6 +76,19 @@ class FoldStore:
         write_checkpoint(self.folder / f"fold-{number}", tensors, facts)
 
 
+def fold_key(vectors: PairVectors, settings: ScoringSettings, words: WordInputs | None = None) -> str:
+    """A hash of all that finished folds depend on."""
+    images = np.unique(vectors.image_of_text.numpy()[vectors.readable])
+    facts = {
+        "version": __version__,
+        "holds": [field.name for kept in (FoldScores, WordScores) for field in fields(kept)],
+        "data": vectors.fingerprint(),
+        "words": None if words is None else words.fingerprint(images),
+        "settings": asdict(settings),
+    }
+    return digest(facts, length=64)
+
+
 def write_models(
     folder: Path,
     models: Sequence[FoldModel],
@@ -99,9 +102,13 @@ def write_models(
     if ratio is not None:
         tensors["knots"] = torch.from_numpy(ratio.knots)
         tensors["mismatch_prob"] = torch.from_numpy(ratio.mismatch_prob)
+    joint = {} if calibration.joint is None else asdict(calibration.joint)
+    if joint:
+        tensors["text_mean"] = torch.from_numpy(joint.pop("text_mean"))
     facts = {
         **facts,
         "settings": asdict(settings),
+        "joint": joint,
         "note": calibration.note,
         "noise_rate": None if calibration.noise_rate is None else asdict(calibration.noise_rate),
         "share": None if ratio is None else asdict(ratio.share),
@@ -138,8 +145,11 @@ def read_models(folder: Path) -> tuple[list[FoldModel], Calibration, ScoringSett
         ratio = DensityRatio(NoiseRate(**facts["share"]), *arrays)
     rate = None if facts["noise_rate"] is None else NoiseRate(**facts["noise_rate"])
     near = NearMismatches(**facts["near"]) if facts.get("near") else None
+    joint = None
+    if facts.get("joint"):
+        joint = JointPosterior(text_mean=tensors["text_mean"].numpy(), **facts["joint"])
     statistic = tensors["sorted_statistic"].numpy()
-    calibration = Calibration(ratio, rate, facts["note"], statistic, facts.get("separation"), near)
+    calibration = Calibration(ratio, rate, facts["note"], statistic, facts.get("separation"), near, joint)
     models = [
         _model(without_prefix(f"fold-{number}", tensors), of_fold, settings)
         for number, of_fold in enumerate(facts["folds"])

@@ -7,22 +7,24 @@ Processes of one thread wait for nothing, and give the same numbers whether ther
 from __future__ import annotations
 
 import multiprocessing
-import pickle
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from sremkit.data.worker_processes import init_worker, usable_cores
 
 Result = TypeVar("Result")
-_work: Callable[[int], object]  # of a worker process
+_work: Callable[[int], Any]  # of a worker process
 
 
 def run_parallel(work: Callable[[int], Result], numbers: Sequence[int], workers: int) -> Iterator[tuple[int, Result]]:
     """Call `work` with each number; yields number and result as they are finished.
+
+    Results should be small and hold no tensors: PyTorch sends those through shared memory, of which many containers
+    have little.
 
     With fewer than two workers, where processes cannot be forked, and inside of a worker of another pool, this process
     does the work in the order of the numbers.
@@ -39,7 +41,7 @@ def run_parallel(work: Callable[[int], Result], numbers: Sequence[int], workers:
     try:
         number_of = {pool.submit(_call, number): number for number in numbers}
         for done in as_completed(number_of):
-            yield number_of[done], pickle.loads(done.result())
+            yield number_of[done], done.result()
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -60,13 +62,12 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _start(work: Callable[[int], object]) -> None:
+def _start(work: Callable[[int], Any]) -> None:
     global _work
     init_worker(0)
     torch.set_num_threads(1)
     _work = work
 
 
-def _call(number: int) -> bytes:
-    """The result as bytes: PyTorch would send tensors through shared memory, which is small in many containers."""
-    return pickle.dumps(_work(number), protocol=pickle.HIGHEST_PROTOCOL)
+def _call(number: int) -> Any:
+    return _work(number)

@@ -13,7 +13,6 @@ from sremkit.audit.embed import Encoders
 from sremkit.audit.result_table import BEGUN, VERSION
 from sremkit.audit.scoring.cutoff import CutoffRule
 from sremkit.audit.scoring.types import ScoringSettings
-from sremkit.config.aliases import SCORING_SETTINGS
 from sremkit.data.formats.webdataset import expand_ranges
 from sremkit.errors import DataError, UserError
 from sremkit.io import digest, read_json_or_empty, write_json
@@ -59,9 +58,7 @@ class ShardPlan:
         if not self.shards:
             raise UserError("there are no shards to audit")
         object.__setattr__(self, "stamps", tuple(self._stamp(shard) for shard in self.shards))
-        old_names = {new: old for old, new in SCORING_SETTINGS.items()}  # under which finished audits have their keys
-        settings = {old_names.get(name, name): value for name, value in asdict(self.settings).items()}
-        facts = [self.stamps, settings, self.max_train_pairs, __version__]
+        facts = [self.stamps, asdict(self.settings), self.max_train_pairs, __version__]
         object.__setattr__(self, "key", digest(facts))
 
     @property

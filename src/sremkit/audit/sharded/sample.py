@@ -25,7 +25,7 @@ from sremkit.audit.scoring.types import PairScores, PairVectors, ScoringSettings
 from sremkit.audit.sharded.plan import ShardPlan
 from sremkit.data.pairs import Pairs
 from sremkit.errors import DataError
-from sremkit.training.checkpoint import TENSORS, read_checkpoint, write_checkpoint
+from sremkit.training.checkpoint import FACTS, TENSORS, read_checkpoint, write_checkpoint
 
 ARRAYS = ("order", "image_key", "images", "texts")
 NAMES = ("pair_ids", "captions", "image_ids")
@@ -78,18 +78,22 @@ class SampleModel:
         self.scorer.save(folder, {"key": key, "sampled": self.sampled, "names": names})
 
     @staticmethod
-    @lru_cache(maxsize=1)
     def load(folder: Path, key: str) -> SampleModel:
         """The model, read once by a process that scores many shards."""
-        scorer, facts = CrossFitScorer.load(folder)
-        assert facts.get("key", "") == key
-        names = {name: {int(k): word for k, word in words.items()} for name, words in facts["names"].items()}
-        return SampleModel(scorer, facts["sampled"], **names)
+        return _load_model(folder.absolute(), key, (folder / FACTS).stat().st_mtime_ns)
 
     def score(self, pairs: Pairs) -> tuple[PairScores, dict[str, list[str | None]]]:
         """Score the pairs of a shard; and the columns of the table that name better fits."""
         scores = self.scorer.score(read_vectors(pairs))
         return scores, name_better(scores, self.captions, self.pair_ids, self.image_ids)
+
+
+@lru_cache(maxsize=1)
+def _load_model(folder: Path, key: str, changed: int) -> SampleModel:
+    scorer, facts = CrossFitScorer.load(folder)
+    assert facts.get("key", "") == key
+    names = {name: {int(k): word for k, word in words.items()} for name, words in facts["names"].items()}
+    return SampleModel(scorer, facts["sampled"], **names)
 
 
 def write_contribution(folder: Path, pairs: Pairs | None, limit: int, *, seed: int) -> None:

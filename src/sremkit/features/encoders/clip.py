@@ -11,17 +11,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
 
+from sremkit.data.subwords import SubwordTokenizer
 from sremkit.errors import DataError
 from sremkit.extras import require
 from sremkit.features.encoders import ImageFeatures
-from sremkit.io import read_json
-from sremkit.models.hf_folder import MODELS, find_model_folder
+from sremkit.models.hf_folder import (
+    CONFIG,
+    PROCESSOR,
+    check_sides,
+    find_model_folder,
+    loading,
+    quiet,
+    read_config,
+    weight_files,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 BATCH_SIZE = 32
+MAX_DIM = 100_000
 PURPOSE = "read a CLIP or SigLIP folder"
 
 
@@ -36,17 +47,15 @@ class CLIPFolder:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        for name in ("config.json", "preprocessor_config.json"):
+        for name in (CONFIG, PROCESSOR):
             if not (self.folder / name).is_file():
                 raise DataError(
                     f"{self.folder} holds no {name}; give the folder of a CLIP or SigLIP model with its "
                     "processor, as save_pretrained writes them"
                 )
-        self.config: dict[str, Any] = read_json(self.folder / "config.json")
-        kind = self.config.get("model_type")
-        if kind not in MODELS:
-            raise DataError(f"{self.folder} holds a model of type '{kind}'; known are: {', '.join(MODELS)}")
-        self.kind: str = kind
+        self.config: dict[str, Any] = read_config(self.folder)
+        self.kind: str = self.config["model_type"]
+        check_sides(self.folder)
         self._model: Any = None
         self._tokenizer: Any = None
         self._processor: Any = None
@@ -55,9 +64,9 @@ class CLIPFolder:
     def description(self) -> str:
         """Kind of the model, name of its folder, and a hash of its configuration and weights."""
         digest = hashlib.sha256()
-        for name in ("config.json", "preprocessor_config.json"):
+        for name in (CONFIG, PROCESSOR):
             digest.update((self.folder / name).read_bytes())
-        for weights in sorted(self.folder.glob("*.safetensors")):
+        for weights in weight_files(self.folder):
             with weights.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
         return f"{self.kind} {self.folder.name} ({digest.hexdigest()[:8]}), unit length"
@@ -65,18 +74,34 @@ class CLIPFolder:
     @property
     def dim(self) -> int:
         if self.kind == "clip":
-            return int(self.config.get("projection_dim", 512))
-        return int(self.config.get("vision_config", {}).get("hidden_size", 768))
+            dim = self.config.get("projection_dim", 512)
+        else:
+            vision = self.config.get("vision_config")
+            dim = vision.get("hidden_size", 768) if isinstance(vision, dict) else 768
+        if type(dim) is not int or not 1 <= dim <= MAX_DIM:
+            raise DataError(f"{self.folder / CONFIG} states vectors of {dim!r:.40} numbers; copy the model again")
+        return dim
 
     def load(self) -> None:
         if self._model is not None:
             return
         transformers = require("transformers", extra="hf", purpose=PURPOSE)
-        local = {"local_files_only": True}
-        self._tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder, **local)
-        # With Pillow: the default processors need torchvision, which resizes differently.
-        self._processor = transformers.AutoImageProcessor.from_pretrained(self.folder, backend="pil", **local)
-        self._model = transformers.AutoModel.from_pretrained(self.folder, use_safetensors=True, **local).eval()
+        images = require("PIL.Image", extra="hf", purpose=PURPOSE)
+        local = {"local_files_only": True, "trust_remote_code": False}
+        with loading(self.folder), quiet():
+            # With Pillow: the default processors need torchvision, which resizes differently.
+            self._processor = transformers.AutoImageProcessor.from_pretrained(self.folder, backend="pil", **local)
+            model = transformers.AutoModel.from_pretrained(self.folder, **local).eval()
+            longest = model.config.text_config.max_position_embeddings
+            padded = self.kind == "siglip"  # it was trained on padded texts
+            self._tokenizer = SubwordTokenizer.from_folder(self.folder, max_length=longest, padded=padded)
+            self._model = model
+            for vectors in (self.image_vector(images.new("RGB", (32, 24)))[None], self.text_vectors(["a trial"])):
+                if vectors.shape != (1, self.dim) or not np.isfinite(vectors).all():
+                    raise DataError(
+                        f"the model in {self.folder} gives vectors of the shape {vectors.shape[1:]} where its "
+                        f"configuration states {self.dim} numbers, or NaN; copy it again"
+                    )
 
     @torch.inference_mode()
     def image_vector(self, image: Image) -> np.ndarray:
@@ -89,15 +114,11 @@ class CLIPFolder:
     def text_vectors(self, texts: Sequence[str]) -> np.ndarray:
         """Unit vectors (k, d) of texts, truncated to the model's maximum length."""
         self.load()
-        tokens = self._tokenizer(
-            list(texts),
-            padding="max_length" if self.kind == "siglip" else True,  # SigLIP was trained on padded texts
-            truncation=True,
-            max_length=self._model.config.text_config.max_position_embeddings,
-            return_tensors="pt",
-        )
-        names = ("input_ids",) if self.kind == "siglip" else ("input_ids", "attention_mask")
-        return _unit(self._model.get_text_features(**{name: tokens[name] for name in names}))
+        tokens = [torch.tensor(self._tokenizer.encode(text)) for text in texts]
+        present = pad_sequence([torch.ones_like(ids) for ids in tokens], batch_first=True)
+        words = pad_sequence(tokens, batch_first=True, padding_value=self._tokenizer.pad_id)
+        mask = {} if self.kind == "siglip" else {"attention_mask": present}
+        return _unit(self._model.get_text_features(input_ids=words, **mask))
 
     def __getstate__(self) -> dict[str, Any]:  # other processes load the weights themselves
         return {**self.__dict__, "_model": None, "_tokenizer": None, "_processor": None}

@@ -15,10 +15,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sremkit.methods.base import Forward
 from sremkit.models.wrappers.meta_scored import MetaScored
 
+#: Attributes of modules that recompute activations: ours, and those of transformers.
+RECOMPUTES = ("recompute", "gradient_checkpointing")
 ForwardLoss = Callable[[Forward], Tensor]  # a loss that runs the forward passes it needs
 
 
@@ -33,7 +36,7 @@ def meta_gradients(
         virtual_rate: learning rate of the virtual step.
     """
     meta = {name: p.detach().clone().requires_grad_() for name, p in network.meta_network.named_parameters()}
-    weights = {f"backbone.{name}": p for name, p in network.backbone.named_parameters()}
+    weights = {f"backbone.{name}": p for name, p in network.backbone.named_parameters() if p.requires_grad}
 
     def forward_with(weights: Mapping[str, Tensor]) -> Forward:
         # Running estimates are copies: the virtual step must not change the real ones.
@@ -41,8 +44,13 @@ def meta_gradients(
         parameters = {**weights, **{f"meta_network.{name}": p for name, p in meta.items()}, **buffers}
         return lambda batch: functional_call(network, parameters, (batch,))
 
-    # The recurrent networks of cuDNN have no second derivative; PyTorch's own have.
-    with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False), without_recomputation(network):
+    # The recurrent networks of cuDNN and the fused attention have no second derivative; PyTorch's own have.
+    with (
+        torch.enable_grad(),
+        torch.backends.cudnn.flags(enabled=False),
+        sdpa_kernel(SDPBackend.MATH),
+        without_recomputation(network),
+    ):
         # The backbone's own last layer is unused, so some parameters have no gradient.
         slopes = torch.autograd.grad(
             ranking(forward_with(weights)), list(weights.values()), create_graph=True, materialize_grads=True
@@ -61,11 +69,11 @@ def without_recomputation(network: nn.Module) -> Iterator[None]:
     The recomputation would use the module's own weights, not those of the functional call: the gradients would be
     silently wrong.
     """
-    recomputing = [part for part in network.modules() if getattr(part, "recompute", False)]
-    for part in recomputing:
-        part.recompute = False  # type: ignore[assignment]
+    recomputing = [(part, name) for part in network.modules() for name in RECOMPUTES if getattr(part, name, False)]
+    for part, name in recomputing:
+        setattr(part, name, False)
     try:
         yield
     finally:
-        for part in recomputing:
-            part.recompute = True  # type: ignore[assignment]
+        for part, name in recomputing:
+            setattr(part, name, True)

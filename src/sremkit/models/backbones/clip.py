@@ -34,9 +34,12 @@ from sremkit.models.hf_folder import (
     PROCESSOR,
     PURPOSE,
     check_kind,
+    copy_tokenizer,
     default_transform,
     find_model_folder,
+    loading,
     processor_config,
+    quiet,
     read_config,
     read_transform,
 )
@@ -181,7 +184,6 @@ class Clip(Matcher):
         Adapters are merged into the weights. CLIP's format has no bias; it is kept in the configuration, where only
         this package reads it.
         """
-        transformers = require("transformers", extra="hf", purpose=PURPOSE)
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         merged = copy.deepcopy(self)
@@ -198,10 +200,11 @@ class Clip(Matcher):
         if "logit_bias" in own:
             state["logit_bias"] = self.to_logit.bias.detach().reshape(own["logit_bias"].shape)
         model.load_state_dict(state)
-        model.save_pretrained(folder)
+        with quiet():
+            model.save_pretrained(folder)
         write_json(folder / PROCESSOR, processor_config(self.image_transform, self.kind))
         if self.folder is not None:
-            transformers.AutoTokenizer.from_pretrained(self.folder, local_files_only=True).save_pretrained(folder)
+            copy_tokenizer(self.folder, folder)
         elif tokenizer is not None:
             tokenizer.save(folder)
 
@@ -228,10 +231,8 @@ def _random_model(config: dict[str, Any] | None) -> Any:
 
 def _load(folder: Path) -> Any:
     kind = read_config(folder)["model_type"]
-    try:
+    with loading(folder), quiet():
         return _model_class(kind).from_pretrained(folder, local_files_only=True, dtype=torch.float32)
-    except (OSError, ValueError, RuntimeError) as cause:
-        raise DataError(f"the model in {folder} cannot be loaded ({cause}); copy it again") from cause
 
 
 def _logit_scale(model: Any, scale: float | None, neutral: float | None) -> LogitScale:

@@ -41,6 +41,8 @@ class ViT(Matcher):
         num_heads: of the attention.
         max_words: words of a text that are read; longer texts are cut.
         dropout: after the attention and after the MLP of each layer.
+        mean, std: of the pixels of the collection, on the scale of 0 to 1, by which images are normalised. Images of
+            light backgrounds begin with almost equal vectors if the mean is that of photographs, and learn late.
         crop: resize the shorter side and crop the centre; else the image is resized whatever its proportions.
         gradient_checkpointing: compute activations again in the backward pass, which saves memory.
     """
@@ -71,6 +73,8 @@ class ViT(Matcher):
         dropout: float = 0.1,
         scale: float = 10.0,
         neutral: float = 0.5,
+        mean: float = 0.5,
+        std: float = 0.25,
         crop: bool = True,
         gradient_checkpointing: bool = False,
     ) -> None:
@@ -82,7 +86,9 @@ class ViT(Matcher):
         if image_size % patch_size:
             raise ValueError(f"image_size {image_size} must be a multiple of patch_size {patch_size}")
         self.max_words = max_words
-        self.image_transform = ImageTransform(image_size, image_size, shortest_edge=image_size if crop else None)
+        self.image_transform = ImageTransform(
+            image_size, image_size, shortest_edge=image_size if crop else None, mean=(mean,) * 3, std=(std,) * 3
+        )
         num_patches = (image_size // patch_size) ** 2
         self.patches = nn.Conv2d(3, hidden_size, patch_size, stride=patch_size)
         self.embed = nn.Embedding(vocab_size, hidden_size)
@@ -91,7 +97,7 @@ class ViT(Matcher):
         for weight in (self.embed.weight, self.patch_positions, self.word_positions):
             nn.init.normal_(weight, std=EMBEDDING_STD)
         self.image_tower, self.text_tower = (
-            Transformer(hidden_size, num_layers, num_heads, dropout=dropout, checkpointing=gradient_checkpointing)
+            Transformer(hidden_size, num_layers, num_heads, dropout=dropout, recompute=gradient_checkpointing)
             for _ in range(2)
         )
         self.image_projection = nn.Linear(hidden_size, embed_size, bias=False)

@@ -40,16 +40,16 @@ class Transformer(nn.Module):
     """Layers one after the other, and a norm.
 
     Args:
-        checkpointing: compute the activations of a layer again in the backward pass.
+        recompute: compute the activations of a layer again in the backward pass.
     """
 
     def __init__(
-        self, width: int, num_layers: int, num_heads: int, *, dropout: float = 0.0, checkpointing: bool = False
+        self, width: int, num_layers: int, num_heads: int, *, dropout: float = 0.0, recompute: bool = False
     ) -> None:
         super().__init__()
         self.layers = nn.ModuleList(TransformerLayer(width, num_heads, dropout=dropout) for _ in range(num_layers))
         self.norm = nn.LayerNorm(width)
-        self.checkpointing = checkpointing
+        self.recompute = recompute
         for name, parameter in self.named_parameters():
             if name.endswith(("out.weight", "mlp.2.weight")):  # the sum over layers keeps its variance
                 nn.init.normal_(parameter, std=(width * 2 * num_layers) ** -0.5)
@@ -60,7 +60,7 @@ class Transformer(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         for layer in self.layers:
-            if self.checkpointing and self.training:
+            if self.recompute and self.training:
                 x = torch.utils.checkpoint.checkpoint(layer, x, mask, use_reentrant=False)
             else:
                 x = layer(x, mask)
