@@ -31,7 +31,7 @@ from sremkit.methods.common.batch_scores import (
 )
 from sremkit.methods.common.mixtures import lower_gaussian_probability, rescaled
 from sremkit.objectives import Loss
-from sremkit.objectives.contrastive import pair_cross_entropy
+from sremkit.objectives.contrastive import row_cross_entropy
 from sremkit.objectives.structure import structure_consistency, structure_loss
 from sremkit.objectives.terms import PairReport
 
@@ -97,7 +97,8 @@ class GSC(Method):
         consistency = structure_consistency(images.detach(), texts.detach(), label)
         self.probability[batch.pair_id] = match_probability(scores, valid).to(self.probability)
         self.consistency[batch.pair_id] = consistency.to(self.consistency)
-        contrast = (label * pair_cross_entropy(scores, valid=valid)).mean()
+        i2t, t2i = (row_cross_entropy(f, valid=valid) for f in (scores, scores.T))
+        contrast = (label * ((i2t + t2i) / 2)).mean()
         if warmup:
             return Loss(total=contrast, parts={"contrast": contrast.detach()})
         structure = structure_loss(images, texts, label, temperature=self.structure_temperature, valid=valid)

@@ -29,8 +29,8 @@ from sremkit.methods.common.meta_step import without_recomputation
 from sremkit.methods.common.mixtures import lower_gaussian_probability, rescaled
 from sremkit.models.matcher import evaluating
 from sremkit.objectives import Loss
-from sremkit.objectives.contrastive import pair_cross_entropy
-from sremkit.objectives.logits import as_logits
+from sremkit.objectives.contrastive import row_cross_entropy
+from sremkit.objectives.logits import as_logits, mask_invalid
 from sremkit.objectives.terms import PairReport
 
 QUERY_CHUNK = 4096  # pairs whose nearest trusted pairs are found at a time
@@ -112,7 +112,8 @@ class NPC(Method):
     def _losses(self, logits: Tensor, batch: Batch) -> Tensor:
         """The cross-entropy of each pair (b,), mean of both directions."""
         valid = candidate_mask(batch, self.mask_repeated_images)
-        return pair_cross_entropy(as_logits(logits) / self.temperature, valid=valid)
+        masked = mask_invalid(as_logits(logits) / self.temperature, valid)  # a symmetric mask
+        return (row_cross_entropy(masked) + row_cross_entropy(masked.T)) / 2
 
     def _weight(self, loss: Tensor, memories: list[Batch]) -> Tensor:
         """w (b,): the effect of a step down this loss on the two memory pairs of each pair."""

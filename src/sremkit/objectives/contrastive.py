@@ -32,11 +32,6 @@ def infonce(logits: Tensor) -> Tensor:
     return F.cross_entropy(logits, targets)  # [eq:infonce]
 
 
-def pair_cross_entropy(logits: Tensor, *, valid: Tensor | None = None) -> Tensor:
-    """Cross-entropy of each pair (b,), mean of both directions; `valid` (b, b) is symmetric."""
-    return (row_cross_entropy(logits, valid=valid) + row_cross_entropy(logits.T, valid=valid)) / 2
-
-
 def row_cross_entropy(logits: Tensor, *, valid: Tensor | None = None) -> Tensor:
     """-log P_ii of each row (b,); `valid` (b, b) is False for masked candidates, as repeated images."""
     logits = as_logits(logits)
