@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from sremkit.data.format_utils import IMAGE_ROOT_HINT, Problem, Problems
-from sremkit.data.pairs import ImageSource, Pairs, SelectedRows
+from sremkit.data.pairs import ImageSource, Pairs, SelectedImages, SelectedRows
 from sremkit.errors import DataError
 from sremkit.extras import require
 
@@ -142,23 +142,6 @@ class TarImages:
         if len(data) < member.size:
             raise DataError(f"{self.name(index)}: the archive ends within this image; copy the archive again")
         return decode_image(io.BytesIO(data), name=self.name(index))
-
-
-class SelectedImages:
-    """Some images of a source, renumbered from 0."""
-
-    def __init__(self, source: ImageSource, rows: np.ndarray) -> None:
-        self.source = source
-        self.selected = rows
-
-    def __len__(self) -> int:
-        return len(self.selected)
-
-    def name(self, index: int) -> str:
-        return self.source.name(int(self.selected[index]))
-
-    def open(self, index: int) -> Image:
-        return self.source.open(int(self.selected[index]))
 
 
 class JoinedImages:

@@ -35,7 +35,7 @@ from sremkit.training.run_folder import RunFolder
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-RIDGE = 0.1  # of the projection; finds more of the model's best than the audit's 1.0, see docs/search.md
+RIDGE = 0.1  # of the projection
 
 
 class SearchModel(Protocol):
