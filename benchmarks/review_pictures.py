@@ -32,7 +32,8 @@ SIDE = 480  # pixels of a scene
 WIDTH, HEIGHT = 1180, 760  # of the page
 GIF_WIDTH = 720
 COLORS = 128  # of the animated picture
-STEPS = (("", 1500), ("d", 1000), ("d", 1000), ("a", 1000), ("k", 1000), ("u", 1200), ("d", 800), ("g", 2500))  # key, ms
+KEYS = ("", "d", "d", "a", "k", "u", "d", "g")  # a picture after each
+MILLISECONDS = [1500, 1000, 1000, 1000, 1000, 1200, 800, 2500]  # that it is shown
 
 
 def draw(arguments: Any) -> None:
@@ -51,8 +52,7 @@ def draw(arguments: Any) -> None:
         together.paste(frame, (0, number * height))
     palette = together.quantize(COLORS)
     first, *others = (frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in small)
-    milliseconds = [duration for _, duration in STEPS]
-    first.save(IMAGES / "review.gif", save_all=True, append_images=others, duration=milliseconds, loop=0, optimize=True)
+    first.save(IMAGES / "review.gif", save_all=True, append_images=others, duration=MILLISECONDS, loop=0, optimize=True)
 
 
 def make_audit(folder: Path, num_scenes: int) -> Path:
@@ -69,7 +69,8 @@ def make_audit(folder: Path, num_scenes: int) -> Path:
                 draw_scene(scenes.scene(image), SIDE).save(path)
             writer.writerow([f"images/{image}.png", pairs.texts[k]])
     columns = ["--image", "path", "--text", "caption"]
-    subprocess.run([sys.executable, "-m", "sremkit", "audit", "pairs.csv", *columns, "-o", "mine"], cwd=folder, check=True)
+    command = [sys.executable, "-m", "sremkit", "audit", "pairs.csv", *columns, "-o", "mine"]
+    subprocess.run(command, cwd=folder, check=True)
     return folder / "mine"
 
 
@@ -86,7 +87,7 @@ def review(audit: Path) -> Iterator[str]:
 
 
 def photograph(chromium: str, address: str) -> list[Image.Image]:
-    """The page before and after each key of `STEPS`."""
+    """The page before and after each key of `KEYS`."""
     from playwright.sync_api import sync_playwright
 
     frames = []
@@ -94,7 +95,7 @@ def photograph(chromium: str, address: str) -> list[Image.Image]:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
         page.goto(address)
-        for key, _ in STEPS:
+        for key in KEYS:
             if key:
                 page.keyboard.press(key)
             page.wait_for_timeout(1500)  # for the images

@@ -221,6 +221,28 @@ def test_an_export_honours_decisions(client: Client, audit: Path, tmp_path: Path
     assert "better 2" in text
 
 
+def test_a_list_of_ids_says_which_decisions_it_cannot_hold(
+    client: Client, audit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decide(client, 2, "accept")
+    decide(client, 30, "edit", "another caption")
+    decide(client, 31, "keep")
+    assert main(["export", str(audit), "-o", str(tmp_path / "keep.txt")]) == 0
+    printed = capsys.readouterr().out
+    assert "3 rows have decisions" in printed
+    assert "2 of them have a new caption, which this format cannot hold, and are left out" in printed
+    assert "p30" not in (tmp_path / "keep.txt").read_text().split()
+    assert main(["export", str(audit), "-o", str(tmp_path / "keep.csv")]) == 0
+    assert "new caption" not in capsys.readouterr().out
+
+
+def test_an_audit_of_another_version_is_a_sentence(audit: Path) -> None:
+    table = pq.read_table(audit / "pairs.parquet")
+    pq.write_table(table.drop_columns(["problem"]), audit / "pairs.parquet")
+    with pytest.raises(DataError, match=r"lacks columns that a review needs \(problem\).*make the audit again"):
+        open_reviewed(audit)
+
+
 def test_a_moved_image_folder_is_a_sentence_and_can_be_named(tmp_path: Path) -> None:
     audit = write_audit(tmp_path / "data")
     (tmp_path / "data" / "pairs.csv").rename(tmp_path / "elsewhere.csv")
