@@ -3,7 +3,7 @@
 import { imageAddress } from "./api.js";
 import { badge, scoreText } from "./single.js";
 
-const WIDTH = 160, HEIGHT = 258, GAP = 8, SPARE_LINES = 2, READ_MS = 100;
+const WIDTH = 160, HEIGHT = 276, GAP = 8, SPARE_LINES = 2, READ_MS = 100;
 // Browsers limit the height of an element (Firefox to about 17 million pixels); beyond, positions are scaled.
 const MAX_HEIGHT = 10_000_000;
 
