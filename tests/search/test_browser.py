@@ -1,4 +1,4 @@
-"""The search page in a real browser: results as pictures, captions for an image, narrow screens, markup."""
+"""The search page in a real browser: results with images, captions for an image, narrow screens, markup."""
 
 from __future__ import annotations
 

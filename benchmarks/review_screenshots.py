@@ -1,6 +1,6 @@
-"""The pictures of `srem review` in README and docs: generated scenes, audited, and reviewed in Chromium by keyboard.
+"""Screenshots of `srem review` in README and docs: generated scenes, audited, and reviewed in Chromium by keyboard.
 
-    python -m benchmarks.review_pictures          # writes docs/images/review.png and review.gif
+    python -m benchmarks.review_screenshots          # writes docs/images/review.png and review.gif
 
 Needs the packages playwright and Pillow, and Chromium.
 """
@@ -31,8 +31,8 @@ IMAGES = Path(__file__).parents[1] / "docs" / "images"
 SIDE = 480  # pixels of a scene
 WIDTH, HEIGHT = 1180, 760  # of the page
 GIF_WIDTH = 720
-COLORS = 128  # of the animated picture
-KEYS = ("", "d", "d", "a", "k", "u", "d", "g")  # a picture after each
+COLORS = 128  # of the animation
+KEYS = ("", "d", "d", "a", "k", "u", "d", "g")  # a screenshot after each
 MILLISECONDS = [1500, 1000, 1000, 1000, 1000, 1200, 800, 2500]  # that it is shown
 
 
@@ -105,7 +105,7 @@ def photograph(chromium: str, address: str) -> list[Image.Image]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = make_parser("review_pictures", __doc__)
+    parser = make_parser("review_screenshots", __doc__)
     parser.add_argument("--scenes", type=int, default=500, help="with five captions each")
     return run_command(parser, draw, arguments)
 
