@@ -15,6 +15,7 @@ const grid = new Grid(element("grid"), pairs, {
 });
 const latest = new Map(); // row -> number of the newest change that is shown
 let audit = null, isGrid = false, version = 0;
+let shownFilters = null; // of the list that is shown
 let startRow = null; // after a reload the row that was shown before
 
 function fail(problem) {
@@ -34,9 +35,11 @@ function filters() {
 }
 
 async function search() {
-  const chosen = filters();
-  sessionStorage.setItem("filters", JSON.stringify(chosen));
+  const chosen = filters(), state = JSON.stringify(chosen);
+  if (state === shownFilters) return; // a list that is shown keeps its position
+  sessionStorage.setItem("filters", state);
   pairs.reset(await api.listRows(chosen));
+  shownFilters = state;
   pairs.position = Math.max(0, pairs.rows.indexOf(startRow));
   startRow = null;
   element("empty").hidden = pairs.length > 0;
