@@ -310,6 +310,16 @@ def test_all_flagged_pairs_are_listed_with_their_place_in_other_orders(tmp_path:
     assert "pair-300" in page.all("bdi", "copy")  # can be selected with a click
 
 
+def test_only_the_first_flagged_pairs_of_the_list_have_an_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "MAX_LIST_IMAGES", 40)
+    page = make(tmp_path, columns(300), SUMMARY, plain)
+    assert len(page.all("li", "row")) == 150
+    without = [a for tag, a in page.elements if tag == "span" and a.get("class") == "noimg"]
+    assert len(without) == 110
+
+
 def test_a_few_flagged_pairs_are_cards_and_no_list(tmp_path: Path) -> None:
     page = make(tmp_path, columns(20), SUMMARY)
     assert page.all("li", "row") == []

@@ -15,7 +15,7 @@ from fake_encoders import FakeImages, FakeSentences
 from layouts import image_bytes, make_image, write_image, write_tar
 from sremkit.data import Batches, read_pairs
 from sremkit.data.formats import read_collection
-from sremkit.data.formats.features import JOURNAL, MANIFEST
+from sremkit.data.formats.features import JOURNAL, MANIFEST, extracted_images
 from sremkit.errors import DataError, UserError
 from sremkit.features.extract import Extraction, extract_features
 from sremkit.features.workers import TEXTS_PER_CHUNK
@@ -43,6 +43,34 @@ def extract(source: Path, out: Path, **options) -> Extraction:
         "text_encoder": FakeSentences(),
     }
     return extract_features(read_collection(source), out, **{**settings, **options})
+
+
+def test_the_image_files_of_extracted_features_are_known(tmp_path: Path) -> None:
+    source = write_table(tmp_path)
+    (tmp_path / "2.png").write_bytes(b"no image")
+    extract(source, tmp_path / "features")
+    pairs = read_pairs(tmp_path / "features", split="val")
+    images = extracted_images(tmp_path / "features", pairs)
+    assert images is not None
+    assert [images.name(k) for k in range(3)] == [str(tmp_path / f"{k}.png") for k in (7, 8, 9)]
+    assert images.open(1).getpixel((0, 0)) == (0, 0, 255)  # blue, the colour of image 8
+    train = read_pairs(tmp_path / "features", split="train")
+    assert extracted_images(tmp_path / "features", train).name(2).endswith("3.png")  # 2.png is left out
+    (tmp_path / "features" / "image_files.jsonl").unlink()  # of an earlier version
+    assert extracted_images(tmp_path / "features", pairs) is None
+
+
+def test_extracted_images_of_an_archive_are_read_at_their_offset(tmp_path: Path) -> None:
+    members: list[tuple[str, bytes]] = []
+    for k, color in enumerate(COLOURS):
+        write_image(tmp_path / f"{k}.png", color)
+        members += [(f"{k}.png", (tmp_path / f"{k}.png").read_bytes()), (f"{k}.txt", f"a {color} image".encode())]
+    write_tar(tmp_path / "shards" / "0.tar", members)
+    extract(tmp_path / "shards", tmp_path / "features")
+    pairs = read_pairs(tmp_path / "features")
+    images = extracted_images(tmp_path / "features", pairs)
+    assert images is not None
+    assert [images.open(k).getpixel((0, 0)) for k in (0, 2)] == [(255, 0, 0), (0, 0, 255)]
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

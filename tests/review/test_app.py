@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import io
+import os
+import re
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -55,6 +62,13 @@ def test_the_most_useful_order_starts_at_the_cutoff(client: Client) -> None:
     first = rows(client, "show=all&order=useful")[:4]
     assert set(first) <= {7, 8, 9, 10, 11, 12}  # the cutoff is 9 / 40
     assert first[0] == 9
+
+
+def test_the_random_order_is_the_same_in_every_list(client: Client) -> None:
+    whole = rows(client, "order=random")
+    assert sorted(whole) == list(range(40))
+    assert whole != sorted(whole)
+    assert rows(client, "order=random&show=flagged") == [row for row in whole if row < 10]
 
 
 @pytest.mark.parametrize(
@@ -118,9 +132,9 @@ def test_changes_need_a_post_of_the_same_origin(client: Client, audit: Path) -> 
 def test_undo_takes_back_the_last_decision_of_a_tab(client: Client, audit: Path) -> None:
     decide(client, 1, "keep", tab="one")
     decide(client, 2, "drop", tab="two")
-    undone = client.post("/api/undo", {"client": "one"}).json()
+    undone = client.post("/api/undo", {"client": "one"}).json()["change"]
     assert (undone["row"], undone["decision"]) == (1, None)
-    assert client.post("/api/undo", {"client": "one"}).json()["row"] is None
+    assert client.post("/api/undo", {"client": "one"}).json()["change"] is None
     assert list(read_decisions(audit).values()) == [Decision("drop")]
 
 
@@ -130,6 +144,52 @@ def test_another_process_sees_decisions_and_they_survive_without_a_clean_end(cli
     assert other.by_row() == {3: Decision("edit", "a better caption")}
     other.decide(4, "drop", None, client="other")
     assert client.get("/api/changes?since=0").json()["changes"][-1]["row"] == 4
+
+
+@pytest.mark.alone
+def test_a_killed_server_has_stored_every_confirmed_decision(audit: Path) -> None:
+    command = [sys.executable, "-m", "sremkit", "review", str(audit), "--port", "0", "--no-browser"]
+    confirmed: set[int] = set()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/", "".join(process.stdout.readline() for _ in range(2)))
+        assert found is not None
+        tab = Client(int(found[1]))
+
+        def decide_all() -> None:
+            for row in range(40):
+                if tab.post("/api/decide", {"row": row, "action": "drop", "client": "tab"}).status == 200:
+                    confirmed.add(row)
+
+        with ThreadPoolExecutor(1) as pool:
+            deciding = pool.submit(decide_all)
+            while len(confirmed) < 10:
+                assert not deciding.done()
+                time.sleep(0.001)
+            process.kill()  # SIGKILL, in the middle of decisions
+            assert deciding.exception() is not None
+    assert 10 <= len(confirmed) < 40
+    assert confirmed <= set(open_reviewed(audit).by_row())
+
+
+def test_an_audit_that_was_made_again_needs_a_restart(client: Client, audit: Path) -> None:
+    table = audit / "pairs.parquet"
+    os.utime(table, ns=(0, 0))
+    for path in ("/api/rows", "/api/pairs?rows=1", "/api/changes"):
+        answer = client.get(path)
+        assert (answer.status, "stop `srem review` and start it anew" in answer.json()["detail"]) == (400, True)
+    answer = client.post("/api/decide", {"row": 1, "action": "keep", "client": "tab"})
+    assert answer.status == 400
+    assert read_decisions(audit) == {}
+
+
+def test_an_undone_decision_of_an_earlier_audit_is_on_the_row_of_today(audit: Path) -> None:
+    before = open_reviewed(audit)
+    before.decide(3, "drop", None, client="tab")
+    table = pq.read_table(audit / "pairs.parquet")
+    pq.write_table(table.slice(2), audit / "pairs.parquet")  # the input has lost two rows
+    change = open_reviewed(audit).undo("tab")
+    assert (change.row, change.decision) == (1, None)
 
 
 def test_images_are_thumbnails_of_rows_and_of_nothing_else(client: Client) -> None:
@@ -159,6 +219,28 @@ def test_an_export_honours_decisions(client: Client, audit: Path, tmp_path: Path
     assert "caption 0\n" in text.replace(",", "\n")
     assert "caption 39" not in text
     assert "better 2" in text
+
+
+def test_a_list_of_ids_says_which_decisions_it_cannot_hold(
+    client: Client, audit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decide(client, 2, "accept")
+    decide(client, 30, "edit", "another caption")
+    decide(client, 31, "keep")
+    assert main(["export", str(audit), "-o", str(tmp_path / "keep.txt")]) == 0
+    printed = capsys.readouterr().out
+    assert "3 rows have decisions" in printed
+    assert "2 of them have a new caption, which this format cannot hold, and are left out" in printed
+    assert "p30" not in (tmp_path / "keep.txt").read_text().split()
+    assert main(["export", str(audit), "-o", str(tmp_path / "keep.csv")]) == 0
+    assert "new caption" not in capsys.readouterr().out
+
+
+def test_an_audit_of_another_version_is_a_sentence(audit: Path) -> None:
+    table = pq.read_table(audit / "pairs.parquet")
+    pq.write_table(table.drop_columns(["problem"]), audit / "pairs.parquet")
+    with pytest.raises(DataError, match=r"lacks columns that a review needs \(problem\).*make the audit again"):
+        open_reviewed(audit)
 
 
 def test_a_moved_image_folder_is_a_sentence_and_can_be_named(tmp_path: Path) -> None:

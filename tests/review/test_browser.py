@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from live_server import running
@@ -79,6 +81,8 @@ def test_decide_undo_edit_and_reload_by_keyboard_alone(chromium: Any, audit: Pat
         assert read_decisions(audit)[key(3)] == Decision("edit", "a new caption, k and d included")
         assert "2 of 3 flagged pairs mismatch" in page.text_content("#progress")
         page.reload()
+        wait_until(page, "document.querySelector('#count').textContent === '5 of 10 pairs'")  # where it was
+        press(page, ["Home"], "1 of 10")
         wait_until(page, "document.querySelector('#verdict').textContent.includes('dropped')")
         press(page, "n", "5 of 10")  # the first undecided one
         press(page, "u", "4 of 10")  # the tab still knows its decisions
@@ -112,6 +116,40 @@ def test_two_tabs_see_each_other_and_undo_their_own(chromium: Any, audit: Path) 
         assert first.text_content("#error") == "there is nothing to undo in this tab"
 
 
+def test_a_decision_of_another_tab_is_shown_after_one_of_this_tab(chromium: Any, audit: Path) -> None:
+    with running(open_review(audit)) as server:
+        page = open_page(chromium, server.url)
+        server.post("/api/decide", {"row": 0, "action": "drop", "client": "another"})
+        press(page, ["ArrowRight", "k"], "3 of 10")  # a newer change, before the page asks for those of others
+        press(page, ["Home"], "1 of 10")
+        wait_until(page, "document.querySelector('#verdict').textContent.includes('dropped')")
+
+
+def test_a_reload_stays_at_the_pair_and_undo_says_what_left_the_list(chromium: Any, audit: Path) -> None:
+    with running(open_review(audit)) as server:
+        page = open_page(chromium, server.url)
+        press(page, "ddd", "4 of 10")
+        page.reload()
+        wait_until(page, "document.querySelector('#count').textContent === '4 of 10 pairs'")
+        page.select_option("[name=decided]", "keep")
+        wait_until(page, "!document.querySelector('#empty').hidden")
+        page.locator("[name=decided]").evaluate("element => element.blur()")
+        page.keyboard.press("u")
+        wait_until(page, "document.querySelector('#error').textContent.includes('its pair is not in this list')")
+        assert len(read_decisions(audit)) == 2
+
+
+def test_what_the_audit_says_of_a_pair_is_listed(chromium: Any, audit: Path) -> None:
+    table = pq.read_table(audit / "pairs.parquet")
+    kinds = pa.array(["file name", *[None] * 39], pa.string())
+    pq.write_table(table.append_column("boilerplate", kinds), audit / "pairs.parquet")
+    with running(open_review(audit)) as server:
+        page = open_page(chromium, server.url)
+        assert page.locator("#remarks li").all_text_contents() == ["boilerplate: file name"]
+        press(page, ["ArrowRight"], "2 of 10")
+        wait_until(page, "!document.querySelector('#remarks li')")
+
+
 def test_filters_and_search(chromium: Any, audit: Path) -> None:
     with running(open_review(audit)) as server:
         page = open_page(chromium, server.url)
@@ -122,6 +160,12 @@ def test_filters_and_search(chromium: Any, audit: Path) -> None:
         page.keyboard.press("/")
         page.keyboard.type("CAPTION 3")
         wait_until(page, "document.querySelector('#count').textContent === '1 of 11 pairs'")
+        page.keyboard.press("Enter")  # back to the pairs
+        press(page, ["ArrowRight"], "2 of 11")
+        page.dispatch_event("[name=query]", "input")  # a late search for the list that is shown
+        page.wait_for_timeout(600)
+        press(page, ["ArrowRight"], "3 of 11")
+        page.keyboard.press("/")
         page.keyboard.type("no such")
         wait_until(page, "!document.querySelector('#empty').hidden")
 
@@ -136,6 +180,9 @@ def test_ten_thousand_pairs_scroll_in_the_grid(chromium: Any, tmp_path: Path) ->
         page.keyboard.press("g")
         page.wait_for_selector(".tile .words")
         assert page.locator(".tile").count() < 100
+        page.keyboard.press("PageDown")
+        wait_until(page, "Number(document.querySelector('#count').textContent.split(' ')[0]) > 4")
+        assert page.get_attribute("#grid", "aria-activedescendant") == page.get_attribute("[aria-selected=true]", "id")
         page.evaluate("document.querySelector('#grid').scrollTop = 1e9")
         wait_until(page, "[...document.querySelectorAll('.words')].some(e => e.textContent === 'caption 9999')")
         began = time.monotonic()

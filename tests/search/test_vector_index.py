@@ -26,6 +26,14 @@ def test_a_flat_index_orders_by_inner_product() -> None:
     np.testing.assert_allclose(products, np.take_along_axis(queries @ vectors.T, expected, 1), rtol=1e-5)
 
 
+@pytest.mark.parametrize("count", [1, 4, 20])
+def test_batches_of_any_size_find_the_same(count: int) -> None:
+    vectors, queries = clustered(500), clustered(20, seed=1)
+    index = VectorIndex.build(vectors, queries)
+    one_by_one = np.concatenate([index.search(query[None], 5)[0] for query in queries[:count]])
+    np.testing.assert_array_equal(index.search(queries[:count], 5)[0], one_by_one)
+
+
 def test_the_kind_follows_from_the_number_of_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     vectors, queries = clustered(2000), clustered(20, seed=1)
     monkeypatch.setattr("sremkit.search.vector_index.FLAT_UP_TO", 2000)

@@ -126,6 +126,7 @@ def test_every_response_has_the_headers(local: Client) -> None:
         assert "unsafe" not in policy
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["referrer-policy"] == "no-referrer"
+        assert answer.headers["cache-control"] == "no-cache"
 
 
 def test_errors_are_sentences_without_details_of_the_code(local: Client, caplog: pytest.LogCaptureFixture) -> None:

@@ -58,6 +58,7 @@ class Counts:
     total: int
     left_out: int  # selected, but impossible to write
     decided: int = 0  # rows with a decision of `srem review`
+    without_caption: int = 0  # of them, those whose new caption a list of ids cannot hold
     #: Wrong pairs among those kept; None where that cannot be estimated, and where other pairs are written.
     left: Remaining | None = field(default=None, compare=False)
 
@@ -114,7 +115,8 @@ def export(
         write(out, partial(EXPORTS[format], selection))
         if selection.filtered is not None:
             write_filter_facts(out, selection.filtered)
-    return Counts(selection.count - selection.left_out, len(table), selection.left_out, selection.decided, left)
+    written = selection.count - selection.left_out
+    return Counts(written, len(table), selection.left_out, selection.decided, selection.without_caption, left)
 
 
 def _left_in(folder: Path, rows: Selection) -> Remaining | None:
@@ -174,7 +176,7 @@ class Selection:
         if split is not None and "split" not in self.own:
             raise UserError("these pairs have no column 'split'; leave --split out")
         self._cutoff = None if cutoff is None else cutoff.cutoff(self._scores)
-        self.decided = 0
+        self.decided = self.without_caption = 0
         self.usable = 0  # pairs with a score
         self.dropped = 0  # of them, those that are not kept
         self.dropped_wrong = 0.0  # expected mismatches among those
@@ -189,7 +191,7 @@ class Selection:
         verdict = "is_mismatch" if self._cutoff is None else "match_probability"
         needed = ["problem", "match_probability", verdict, *([] if self.split is None else [self.own["split"]])]
         needed += IDENTITY if self.decisions else ()
-        decided = usable = dropped = 0
+        decided = without_caption = usable = dropped = 0
         dropped_wrong = 0.0
         needed = [name for name in dict.fromkeys((*columns, *needed)) if name != VERDICT_COLUMN]
         for chunk in self.table.chunks(needed):
@@ -200,6 +202,7 @@ class Selection:
             if self.decisions:
                 found = self._decisions_in(chunk)
                 decided += sum(decision is not None for decision in found)
+                without_caption += sum(d is not None and d.text is not None and not self._replaces(d) for d in found)
                 keeps = [None if d is None else d.action == "keep" or self._replaces(d) for d in found]
                 overridden = np.array([kept is not None for kept in keeps]) & is_usable
                 keep = np.where(overridden, np.array([kept is True for kept in keeps]), keep)
@@ -218,7 +221,7 @@ class Selection:
                 selected &= np.array([split == self.split for split in splits], dtype=bool)
             if selected.any():
                 yield chunk.filter(arrow().array(selected)).select(columns)
-        self.decided = decided
+        self.decided, self.without_caption = decided, without_caption
         self.usable, self.dropped, self.dropped_wrong = usable, dropped, dropped_wrong
 
     def _decisions_in(self, chunk: pa.Table) -> list[Decision | None]:

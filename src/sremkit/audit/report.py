@@ -278,8 +278,8 @@ def _list_flagged(
         if room < 0:
             break
         listed.append(entry)
-    for number, entry in enumerate(listed[:MAX_LIST_IMAGES]):
-        entry["thumbnail"] = thumbnails(int(rows[number]), LIST_SIDE)
+    for number, entry in enumerate(listed):
+        entry["thumbnail"] = thumbnails(int(rows[number]), LIST_SIDE) if number < MAX_LIST_IMAGES else None
     for name, key in (("by_id", "id"), ("by_text", "text")):
         order = sorted(range(len(listed)), key=lambda k: (str(listed[k][key] or "").casefold(), k))
         for place, number in enumerate(order):

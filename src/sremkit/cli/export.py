@@ -59,6 +59,9 @@ def run(args: argparse.Namespace) -> None:
     print(f"{args.out}: {counts.written:,} of {counts.total:,} rows")
     if counts.decided:
         print(f"{counts.decided:,} rows have decisions of `srem review`, which override the verdicts")
+    if counts.without_caption and args.select == "keep":
+        lacking = "have a new caption, which this format cannot hold, and are left out"
+        print(f"{counts.without_caption:,} of them {lacking}; export .csv or .parquet for them")
     if counts.left is not None and args.select == "keep":
         print(counts.left.sentence())
     if counts.left_out:

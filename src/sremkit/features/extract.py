@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from sremkit.data.formats import Collection
-from sremkit.data.formats.features import IMAGE_ARRAYS, IMAGES, PAIRS, SKIPPED, TEXT_ARRAYS, readable
-from sremkit.data.images import JoinedImages
+from sremkit.data.formats.features import IMAGE_ARRAYS, IMAGE_FILES, IMAGES, PAIRS, SKIPPED, TEXT_ARRAYS, readable
+from sremkit.data.images import JoinedImages, image_place
 from sremkit.data.pairs import Pairs
 from sremkit.data.worker_processes import usable_cores
 from sremkit.errors import DataError, UserError
@@ -175,7 +176,7 @@ class CollectionRows:
     def tables(self, problems: Mapping[int, str]) -> dict[str, Iterator[str]]:
         """Lines of the tables next to the arrays; `problems` explains unreadable images."""
         images, skipped = self._image_lines(problems), self._skipped_lines(problems)
-        return {IMAGES: images, PAIRS: self._pair_lines(), SKIPPED: skipped}
+        return {IMAGES: images, IMAGE_FILES: self._file_lines(), PAIRS: self._pair_lines(), SKIPPED: skipped}
 
     def facts(self) -> dict[str, Any]:
         """The manifest's entries about the pairs."""
@@ -189,6 +190,12 @@ class CollectionRows:
         for row, split, image_id in self._images():
             problem = {"problem": problems[row]} if row in problems else {}
             yield json.dumps({"id": image_id, "split": split, **problem}) + "\n"
+
+    def _file_lines(self) -> Iterator[str]:
+        for pairs in self.splits:
+            for number in range(pairs.num_images):
+                place = None if pairs.images is None else image_place(pairs.images, number)
+                yield json.dumps(None if place is None else [os.path.abspath(place[0]), *place[1:]]) + "\n"
 
     def _pair_lines(self) -> Iterator[str]:
         first = 0

@@ -11,6 +11,7 @@ POST /api/decide       store a decision    POST /api/undo      take back the las
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from sremkit.audit.decisions import Change
 from sremkit.errors import UserError
 from sremkit.review.images import AuditImages, Thumbnails
 from sremkit.review.reviewed_audit import MAX_ROWS, Filter, ReviewedAudit
@@ -27,12 +28,13 @@ DAY = 86_400  # seconds
 
 def review_app(audit: ReviewedAudit, images: AuditImages, *, token: str | None = None) -> "FastAPI":
     """The app that reviews an audit."""
-    from fastapi import Query
+    from fastapi import Depends, Query
     from fastapi.responses import FileResponse, JSONResponse, Response
     from pydantic import BaseModel, Field
 
     app = create_app("sremkit review", static=STATIC, token=token)
     thumbnails = Thumbnails(images)
+    unchanged = [Depends(audit.check_unchanged)]
 
     class Decide(BaseModel):
         row: int
@@ -51,7 +53,7 @@ def review_app(audit: ReviewedAudit, images: AuditImages, *, token: str | None =
     def icon() -> Any:
         return Response(status_code=204)
 
-    @app.get("/api/audit")
+    @app.get("/api/audit", dependencies=unchanged)
     def describe() -> Any:
         summary = audit.summary
         return {
@@ -65,9 +67,10 @@ def review_app(audit: ReviewedAudit, images: AuditImages, *, token: str | None =
             "rank_only": audit.rank_only,
             "note": images.note,
             "progress": audit.progress(),
+            "version": audit.version,
         }
 
-    @app.get("/api/rows")
+    @app.get("/api/rows", dependencies=unchanged)
     def rows(
         show: str = "all",
         issue: str = "any",
@@ -80,7 +83,7 @@ def review_app(audit: ReviewedAudit, images: AuditImages, *, token: str | None =
         found = audit.rows(Filter(show, issue, decided, low, high, query, order))  # type: ignore[arg-type]
         return JSONResponse({"total": len(found), "rows": found[:MAX_ROWS].tolist()})
 
-    @app.get("/api/pairs")
+    @app.get("/api/pairs", dependencies=unchanged)
     def pairs(rows: str = Query(max_length=20 * MAX_DETAILS)) -> Any:
         try:
             numbers = [int(row) for row in rows.split(",")]
@@ -90,13 +93,12 @@ def review_app(audit: ReviewedAudit, images: AuditImages, *, token: str | None =
             raise UserError(f"at most {MAX_DETAILS} rows can be read in one request")
         return JSONResponse(audit.details(numbers))
 
-    @app.get("/api/changes")
+    @app.get("/api/changes", dependencies=unchanged)
     def changes(since: int = Query(0, ge=0, le=2**62)) -> Any:
-        progress = audit.progress()
-        changed = [{"row": row, "decision": d and d._asdict()} for row, d in audit.changes(since)]
-        return JSONResponse({"changes": changed, "progress": progress})
+        changed = [described(change) for change in audit.changes(since)]
+        return JSONResponse({"changes": changed, "progress": audit.progress()})
 
-    @app.get("/image/{key}/{row}/{size}")
+    @app.get("/image/{key}/{row}/{size}", dependencies=unchanged)
     def image(key: str, row: int, size: Literal["small", "large"], better: bool = False) -> Any:
         place, name = audit.image_name(row, better=better)
         data = thumbnails.get(place, name, size)
@@ -105,16 +107,20 @@ def review_app(audit: ReviewedAudit, images: AuditImages, *, token: str | None =
         # The address contains the key of the audit, so the image behind it never changes.
         return Response(data, media_type="image/webp", headers={"cache-control": f"private, max-age={DAY}"})
 
-    @app.post("/api/decide")
+    @app.post("/api/decide", dependencies=unchanged)
     def decide(body: Decide) -> Any:
-        decision = audit.decide(body.row, body.action, body.text, client=body.client)
-        return {"decision": decision and decision._asdict(), "progress": audit.progress()}
+        change = audit.decide(body.row, body.action, body.text, client=body.client)
+        return {"change": described(change), "progress": audit.progress()}
 
-    @app.post("/api/undo")
+    @app.post("/api/undo", dependencies=unchanged)
     def undo(body: Undo) -> Any:
-        change = audit.decisions.undo(body.client)
-        row = None if change is None else change.row
-        decision = None if change is None else change.decision
-        return {"row": row, "decision": decision and decision._asdict(), "progress": audit.progress()}
+        change = audit.undo(body.client)
+        return {"change": None if change is None else described(change), "progress": audit.progress()}
 
     return app
+
+
+def described(change: Change) -> dict[str, Any]:
+    """A change for the browser, which shows the latest one of each row."""
+    decision = None if change.decision is None else change.decision._asdict()
+    return {"number": change.number, "row": change.row, "decision": decision}

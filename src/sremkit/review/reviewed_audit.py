@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,9 +33,10 @@ Issue = Literal[
     "problem",
 ]
 Decided = Literal["any", "no", "yes", "keep", "drop", "edit", "accept"]
-Order = Literal["lowest", "highest", "useful", "row"]
+Order = Literal["lowest", "highest", "useful", "random", "row"]
 
 MAX_ROWS = 200_000  # of a list that is sent to the browser
+MAX_IN_MEMORY = 300_000  # rows; details of larger audits are read from the file for each page
 MAX_CAPTION = 5000  # characters that are shown; longer captions cannot be edited here
 SCORE = "match_probability"
 #: A row has an issue where this column is not null.
@@ -47,7 +48,19 @@ ISSUE_COLUMNS = {
 }
 CERTAIN, UNCERTAIN = 0.1, 0.9  # P(match) between these is borderline
 BORDERLINE_RANKS = 0.05  # where scores are ranks: this fraction of the pairs on each side of the cutoff
-DETAILS = (*IDENTITY, "is_mismatch", "rank_i2t", "rank_t2i", "better_text", "better_text_id", "better_image", "problem")
+#: What an issue column or an explanation of the audit says, by column.
+REMARKS = {
+    "unsupported_words": "words that captions of similar images do not have: {}",
+    "duplicate_row_of": "caption of pair {}, and nearly its image",
+    "repeated_caption": "{} unrelated images have this caption",
+    "conflicting_captions": "captions of near-duplicate images say something else",
+    "boilerplate": "boilerplate: {}",
+    "other_language": "other language: {}",
+    "image_issue": "{} image",
+    "duplicate_text_group": "caption of group {} of equal captions",
+    "duplicate_image_group": "image of group {} of near-duplicates",
+}
+DETAILS = (*IDENTITY, "rank_i2t", "rank_t2i", "better_text", "better_image", *REMARKS, "problem")
 
 
 @dataclass(frozen=True)
@@ -87,6 +100,7 @@ class ReviewedAudit:
                 f"{self.table.path} lacks columns that a review needs ({', '.join(missing)}); it was made by another "
                 "version of sremkit, so make the audit again with `srem audit`"
             )
+        self._state = self._read_state()
         self.score = self.table.numbers(SCORE)
         self.is_mismatch = self.table.flags("is_mismatch")
         self.is_label = self.table.is_present("reviewed")
@@ -103,8 +117,14 @@ class ReviewedAudit:
     @cached_property
     def key(self) -> str:
         """Another one for another audit, or for the same one made again."""
-        state = self.table.path.stat()
-        return digest([str(self.folder.absolute()), state.st_size, state.st_mtime_ns])
+        return digest([str(self.folder.absolute()), *self._state])
+
+    def check_unchanged(self) -> None:
+        """Refuse to go on when the audit was made again since it was opened."""
+        if self._read_state() != self._state:
+            raise UserError(
+                f"the audit in {self.folder} was made again or removed; stop `srem review` and start it anew"
+            )
 
     @property
     def cutoff(self) -> float:
@@ -129,12 +149,12 @@ class ReviewedAudit:
         """The number of the last change that `by_row` has read."""
         return self._seen
 
-    def changes(self, since: int) -> list[tuple[int, Decision | None]]:
-        """Rows whose decisions changed after a version."""
+    def changes(self, since: int) -> list[Change]:
+        """The changes after a number, one for each row of the changed pair."""
         changed = self.decisions.changes(since)
-        return [(row, change.decision) for change in changed for row in self._rows_of(change)]
+        return [change._replace(row=row) for change in changed for row in self._rows_of(change)]
 
-    def decide(self, row: int, action: Action | None, text: str | None, *, client: str) -> Decision | None:
+    def decide(self, row: int, action: Action | None, text: str | None, *, client: str) -> Change:
         """Store the decision on a row; None removes it. The text is a new caption."""
         details = self._read_row(row)
         if details["problem"] is not None:
@@ -148,8 +168,15 @@ class ReviewedAudit:
             decision = Decision(action, text if action in ("edit", "accept") else None)
         pair = PairKey(*(details[name] for name in IDENTITY))
         self._rows_of_key.setdefault(pair.key, [row])
-        self.decisions.decide(pair, row, decision, client=client)
-        return decision
+        return self.decisions.decide(pair, row, decision, client=client)
+
+    def undo(self, client: str) -> Change | None:
+        """Take back the latest change of a client; None if there is none."""
+        change = self.decisions.undo(client)
+        if change is None:
+            return None
+        rows = self._rows_of(change)  # the stored number may be that of an earlier audit
+        return change._replace(row=rows[0]) if rows else change
 
     def rows(self, chosen: Filter) -> np.ndarray:
         """The rows of a filter in its order, (k,) int64."""
@@ -182,12 +209,13 @@ class ReviewedAudit:
     def details(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """What the browser shows of these rows."""
         self._check(rows)
-        by_row, found = self.by_row(), self.table.rows(rows, DETAILS)
+        by_row, found = self.by_row(), self._read_rows(rows, DETAILS)
         return [self._describe(row, found[row], by_row.get(row)) for row in rows]
 
     def image_name(self, row: int, *, better: bool = False) -> tuple[int, str | None]:
         """A row with the image to show, and the image's name: the row's own, or that of the image that fits better."""
-        name = self._read_row(row)["better_image" if better else "image"]
+        column = "better_image" if better else "image"
+        name = self._read_row(row, (column,))[column]
         if not better or name is None:
             return row, name
         place = arrow("pyarrow.compute").index(self._texts["image"], name).as_py()
@@ -202,7 +230,6 @@ class ReviewedAudit:
         found = precision(unseen)
         flagged = int(self.is_mismatch.sum())
         return {
-            "version": self.version,
             "decided": len(by_row),
             "actions": {action: actions.count(action) for action in dict.fromkeys(actions)},
             "flagged": flagged,
@@ -221,7 +248,7 @@ class ReviewedAudit:
 
     @cached_property
     def _texts(self) -> Any:
-        return self.table.read(list(IDENTITY))
+        return self._details if len(self) <= MAX_IN_MEMORY else self.table.read(list(IDENTITY))
 
     @cached_property
     def _rows_of_key(self) -> dict[str, list[int]]:
@@ -230,11 +257,20 @@ class ReviewedAudit:
 
     def _read_stored(self) -> None:
         """Find the rows of stored decisions by id, image and caption: row numbers may have changed since."""
-        keys = {change.pair for change in self.decisions.changes()}
-        if not keys:
+        stored = self.decisions.changes()
+        places = sorted({change.row for change in stored if 0 <= change.row < len(self)})
+        self._add_rows({change.pair for change in stored}, places)
+        missing = {change.pair for change in stored} - self._rows_of_key.keys()
+        if missing:
+            self._add_rows(missing, range(len(self)))
+
+    def _add_rows(self, keys: Set[str], places: Sequence[int]) -> None:
+        """Remember which of the rows `places` are these pairs."""
+        if not places:
             return
-        columns = (self._texts[name].to_pylist() for name in IDENTITY)
-        for row, names in enumerate(zip(*columns, strict=True)):
+        part = self._texts if len(places) == len(self) else self._texts.take(list(places))
+        columns = (part[name].to_pylist() for name in IDENTITY)
+        for row, names in zip(places, zip(*columns, strict=True), strict=True):
             key = PairKey(*names).key
             if key in keys:
                 self._rows_of_key.setdefault(key, []).append(row)
@@ -248,9 +284,28 @@ class ReviewedAudit:
             self._rows_of_key[change.pair] = [row] if names is not None and names.key == change.pair else []
         return self._rows_of_key[change.pair]
 
-    def _read_row(self, row: int) -> dict[str, Any]:
+    @cached_property
+    def _details(self) -> Any:
+        return self.table.read([name for name in DETAILS if name in self.table])
+
+    def _read_rows(self, rows: Sequence[int], columns: Sequence[str]) -> dict[int, dict[str, Any]]:
+        if len(self) > MAX_IN_MEMORY:
+            return self.table.rows(rows, columns)
+        known = [name for name in columns if name in self._details.column_names]
+        found = self._details.select(known).take(list(rows)).to_pylist()
+        return {row: {**dict.fromkeys(columns), **values} for row, values in zip(rows, found, strict=True)}
+
+    def _read_row(self, row: int, columns: Sequence[str] = DETAILS) -> dict[str, Any]:
         self._check([row])
-        return self.table.rows([row], DETAILS)[row]
+        return self._read_rows([row], columns)[row]
+
+    def _read_state(self) -> tuple[int, int]:
+        """Size and date of the table; zeros if it is gone."""
+        try:
+            state = self.table.path.stat()
+        except OSError:
+            return 0, 0
+        return state.st_size, state.st_mtime_ns
 
     def _check(self, rows: Sequence[int]) -> None:
         if any(not 0 <= row < len(self) for row in rows):
@@ -273,6 +328,8 @@ class ReviewedAudit:
         if order == "useful":  # the nearest to the cutoff
             distance = np.abs(logit(score) - logit(np.array(self.cutoff or 0.5)))
             return np.lexsort((rows, np.where(score > 1, np.inf, distance)))
+        if order == "random":  # the same in every list
+            return np.argsort(np.random.default_rng(0).permutation(len(self))[rows])
         return np.lexsort((rows, score))
 
     def _describe(self, row: int, found: dict[str, Any], decision: Decision | None) -> dict[str, Any]:
@@ -290,9 +347,16 @@ class ReviewedAudit:
             "better_text": None if found["better_text"] is None else clean(found["better_text"])[:MAX_CAPTION],
             "better_image": found["better_image"] is not None,
             "ranks": [found["rank_i2t"], found["rank_t2i"]],
+            "remarks": remarks(found),
             "problem": None if found["problem"] is None else clean(found["problem"])[:MAX_CAPTION],
             "decision": None if decision is None else decision._asdict(),
         }
+
+
+def remarks(found: Mapping[str, Any]) -> list[str]:
+    """What else the audit says of a row, by its details."""
+    present = ((sentence, found[name]) for name, sentence in REMARKS.items() if found[name] is not None)
+    return [sentence.format(clean(value)[:MAX_CAPTION]) for sentence, value in present]
 
 
 def logit(p: np.ndarray) -> np.ndarray:

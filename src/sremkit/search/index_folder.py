@@ -18,9 +18,10 @@ from sremkit.audit.inputs import join_splits
 from sremkit.audit.result_table import PAIRS
 from sremkit.config.recipes import DataSettings
 from sremkit.data.formats import read_collection
+from sremkit.data.formats.features import extracted_images
 from sremkit.data.images import FileImages
 from sremkit.data.pairs import Pairs
-from sremkit.data.training_pairs import read_split, read_training_pairs
+from sremkit.data.training_pairs import read_split, read_training_pairs, resolve_source
 from sremkit.errors import DataError, UserError
 from sremkit.io import digest, read_json_or_empty, refuse_links_out, sole_writer, write_json
 from sremkit.models.matcher import Encoded
@@ -183,12 +184,15 @@ def _check_folder(folder: Path) -> None:
 
 
 def _read_pairs(settings: DataSettings, data: SearchedData) -> Pairs:
+    source = data.source or resolve_source(settings.source)
     if data.source is not None:
         options = {} if settings.source == "scenes" or data.format not in (None, settings.format) else settings.options
-        return join_splits(read_collection(data.source, format=data.format, **options))[0]
-    if data.split == "train":
-        return read_training_pairs(settings)
-    return read_split(settings, settings.test_split if data.split == "test" else settings.val_split)
+        pairs = join_splits(read_collection(source, format=data.format, **options))[0]
+    elif data.split == "train":
+        pairs = read_training_pairs(settings)
+    else:
+        pairs = read_split(settings, settings.test_split if data.split == "test" else settings.val_split)
+    return pairs if pairs.images is not None else replace(pairs, images=extracted_images(Path(source), pairs))
 
 
 def _with_image_root(pairs: Pairs, image_root: str | None) -> Pairs:

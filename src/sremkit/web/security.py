@@ -32,6 +32,7 @@ HEADERS = {
     "referrer-policy": "no-referrer",  # the address may contain the token
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-cache",  # a page of another version or collection on the same port must not be taken
 }
 logger = logging.getLogger("sremkit.web")
 

@@ -2,6 +2,7 @@
 
     features.json       manifest: arrays, encoders, fingerprint of the pairs; written last, marks a complete folder
     images.jsonl        a line for each image row: id, split, and the problem of an unreadable image
+    image_files.jsonl   a line for each image row: its file, in an archive with offset and size; null if not known
     pairs.jsonl         a line for each text row: id, split, text, and the row of its image
     pooled.npy          (images, 1280) float16; rows of unreadable images are NaN
     grid.npy            (images, 36, 1280) float16
@@ -25,14 +26,15 @@ import numpy as np
 from sremkit.data.features import MappedFeatures
 from sremkit.data.format_utils import OnError, Problems, choose_split
 from sremkit.data.formats import EXAMPLE_TEXTS, FORMATS
-from sremkit.data.pairs import Pairs
+from sremkit.data.images import FileImages, TarImages, TarMember
+from sremkit.data.pairs import ImageSource, Pairs
 from sremkit.errors import DataError
 from sremkit.io import check_version, first_line, read_json
 
 VERSION = 1  # of the folder
 
 MANIFEST, JOURNAL = "features.json", "extraction.jsonl"
-IMAGES, PAIRS, SKIPPED = "images.jsonl", "pairs.jsonl", "skipped.tsv"
+IMAGES, IMAGE_FILES, PAIRS, SKIPPED = "images.jsonl", "image_files.jsonl", "pairs.jsonl", "skipped.tsv"
 IMAGE_ARRAYS, TEXT_ARRAYS = ("pooled", "grid"), ("sentences",)
 
 
@@ -126,6 +128,25 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not all(isinstance(manifest.get(key), kind) for key, kind in types.items()):
         raise DataError(f"{folder / MANIFEST} is damaged: keys are missing; remove the folder and extract again")
     return manifest
+
+
+def extracted_images(folder: Path, pairs: Pairs) -> ImageSource | None:
+    """The files that the image vectors of `pairs`, read from this folder, were computed from; None if not known.
+
+    They may have been moved since. Training and audits read the vectors alone; search shows the images.
+    """
+    if not (folder / IMAGE_FILES).is_file():
+        return None
+    with readable(folder / IMAGE_FILES), (folder / IMAGE_FILES).open(encoding="ascii") as lines:
+        places = [json.loads(line) for line in lines]
+        image_ids = [image["id"] for _, image in _lines(folder / IMAGES, None)]
+        place_of = dict(zip(image_ids, places, strict=True))
+        found = [place_of[image_id] for image_id in pairs.image_ids]
+        if all(place is not None and len(place) == 1 for place in found):
+            return FileImages([path for (path,) in found])
+        if any(place is None or len(place) == 1 for place in found):
+            return None
+        return TarImages([TarMember(tar, name, *at) for name, (tar, *at) in zip(pairs.image_ids, found, strict=True)])
 
 
 def _lines(path: Path, split: str | None) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -3,7 +3,7 @@
 import { imageAddress } from "./api.js";
 import { badge, scoreText } from "./single.js";
 
-const WIDTH = 190, HEIGHT = 258, GAP = 8, SPARE_LINES = 2;
+const WIDTH = 160, HEIGHT = 276, GAP = 8, SPARE_LINES = 2, READ_MS = 100;
 // Browsers limit the height of an element (Firefox to about 17 million pixels); beyond, positions are scaled.
 const MAX_HEIGHT = 10_000_000;
 
@@ -61,7 +61,10 @@ export class Grid {
     const first = firstLine * this.columns;
     const last = Math.min(this.pairs.length, (firstLine + lines) * this.columns) - 1;
     for (const [position, tile] of this.tiles) {
-      if (position < first || position > last) { tile.remove(); this.tiles.delete(position); }
+      if (position >= first && position <= last) continue;
+      tile.querySelector("img")?.removeAttribute("src"); // cancels a request
+      tile.remove();
+      this.tiles.delete(position);
     }
     const shift = top - top * this.scale;
     for (let position = first; position <= last; position += 1) {
@@ -70,17 +73,32 @@ export class Grid {
       const line = Math.floor(position / this.columns), column = position % this.columns;
       tile.style.width = `${this.tileWidth}px`;
       tile.style.transform = `translate(${column * (this.tileWidth + GAP)}px, ${line * HEIGHT + shift}px)`;
-      tile.setAttribute("aria-selected", String(position === this.pairs.position));
+      const isSelected = position === this.pairs.position;
+      tile.setAttribute("aria-selected", String(isSelected));
+      if (isSelected) this.section.setAttribute("aria-activedescendant", tile.id);
     }
-    if (last >= first) {
-      const rows = this.pairs.rows;
-      this.pairs.load(first, last).then(() => { if (rows === this.pairs.rows) this.fill(); }, this.fail);
-    }
+    if (last >= first) this.read(first, last);
+  }
+
+  /** Read the details in view, at most ten times a second: a fast scroll does not ask for all that passes. */
+  read(first, last) {
+    this.wanted = [first, last];
+    if (this.resting) return;
+    this.readWanted();
+    this.resting = setTimeout(() => { this.resting = null; if (this.wanted) this.readWanted(); }, READ_MS);
+  }
+
+  readWanted() {
+    const [first, last] = this.wanted, rows = this.pairs.rows;
+    this.wanted = null;
+    this.pairs.load(first, last).then(() => { if (rows === this.pairs.rows) this.fill(); }, this.fail);
   }
 
   add(position) {
     const tile = document.createElement("div");
     tile.className = "tile";
+    tile.role = "option";
+    tile.id = `tile-${position}`;
     tile.dataset.position = position;
     this.tiles.set(position, tile);
     this.space.append(tile);
@@ -117,11 +135,14 @@ export class Grid {
     words.textContent = pair.decision?.text ?? pair.text ?? "(unknown)";
     const score = document.createElement("p");
     score.className = "score";
-    score.append(pair.problem ? "cannot be read" : scoreText(pair));
+    score.append(pair.problem ? "cannot be read" : scoreText(pair, ""));
     const state = document.createElement("p");
     state.append(badge(pair.decision));
     tile.replaceChildren(frame, words, score, state);
   }
+
+  /** How many tiles are in view. */
+  page() { return this.columns * Math.max(1, Math.floor(this.section.clientHeight / HEIGHT)); }
 
   /** Bring a position into view. */
   reveal(position) {

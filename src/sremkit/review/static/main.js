@@ -3,24 +3,30 @@
 import * as api from "./api.js";
 import { Grid } from "./grid.js";
 import { Pairs } from "./pairs.js";
-import { showSingle } from "./single.js";
+import { enableActions, showSingle } from "./single.js";
 
 const POLL_MS = 3000;
 const AHEAD = 3; // images that are fetched before they are shown
 const element = (id) => document.getElementById(id);
 const form = element("filters");
 const pairs = new Pairs();
-const grid = new Grid(element("grid"), pairs, { open: () => setView(false), select: (p) => go(p), fail });
-let audit = null, isGrid = false, version = 0, asked = 0;
+const grid = new Grid(element("grid"), pairs, {
+  open: () => enqueue(ACTIONS.open), select: (position) => enqueue(() => go(position)), fail,
+});
+const latest = new Map(); // row -> number of the newest change that is shown
+let audit = null, isGrid = false, version = 0;
+let shownFilters = null; // of the list that is shown
+let startRow = null; // after a reload the row that was shown before
 
 function fail(problem) {
   element("error").textContent = problem ? problem.message : "";
   element("error").hidden = !problem;
 }
 
-/** Run an action and show its error as a sentence. */
-const guarded = (action) => async (...given) => {
-  try { await action(...given); fail(null); } catch (problem) { fail(problem); }
+/** An action that shows its error as a sentence. */
+const guarded = (action) => async () => {
+  fail(null);
+  try { await action(); } catch (problem) { fail(problem); }
 };
 
 function filters() {
@@ -28,34 +34,42 @@ function filters() {
   return { ...chosen, low: chosen.low || "0", high: chosen.high || "1" };
 }
 
-const search = guarded(async () => {
-  const number = (asked += 1);
-  const chosen = filters();
-  sessionStorage.setItem("filters", JSON.stringify(chosen));
-  const found = await api.listRows(chosen);
-  if (number !== asked) return; // a later search is under way
-  pairs.reset(found);
+async function search() {
+  const chosen = filters(), state = JSON.stringify(chosen);
+  if (state === shownFilters) return; // a list that is shown keeps its position
+  sessionStorage.setItem("filters", state);
+  pairs.reset(await api.listRows(chosen));
+  shownFilters = state;
+  pairs.position = Math.max(0, pairs.rows.indexOf(startRow));
+  startRow = null;
   element("empty").hidden = pairs.length > 0;
   grid.reset(audit.key, !audit.note);
-  setView(isGrid);
-});
+  await setView(isGrid);
+}
 
-function setView(toGrid) {
+async function setView(toGrid) {
   isGrid = toGrid;
   sessionStorage.setItem("grid", toGrid ? "1" : "");
   element("view").setAttribute("aria-pressed", String(toGrid));
   element("grid").hidden = !toGrid || !pairs.length;
   element("single").hidden = toGrid || !pairs.length;
+  element("actions").hidden = !pairs.length;
   grid.layout();
-  go(pairs.position);
+  if (!form.contains(document.activeElement)) element(toGrid ? "grid" : "single").focus({ preventScroll: true });
+  await go(pairs.position);
 }
 
-const go = guarded(async (position) => {
+async function go(position) {
   pairs.position = Math.max(0, Math.min(position, pairs.length - 1));
   showCount();
   if (!pairs.length) return;
   const here = pairs.position, rows = pairs.rows;
-  if (isGrid) { grid.reveal(here); return; }
+  sessionStorage.setItem("row", `${audit.key} ${rows[here]}`);
+  if (isGrid) {
+    grid.reveal(here);
+    enableActions(pairs.at(here));
+    return;
+  }
   await pairs.load(here, here + AHEAD);
   if (here !== pairs.position || rows !== pairs.rows || isGrid) return;
   showSingle(pairs.at(here), audit.key, !audit.note);
@@ -63,7 +77,7 @@ const go = guarded(async (position) => {
     const next = pairs.at(here + k);
     if (next) new Image().src = api.imageAddress(audit.key, next.row, "large");
   }
-});
+}
 
 function showCount() {
   const shown = pairs.length < pairs.total ? ` (the first ${pairs.length.toLocaleString("en")} are shown)` : "";
@@ -72,7 +86,6 @@ function showCount() {
 }
 
 function showProgress(progress) {
-  version = Math.max(version, progress.version);
   const { flagged, confirmed, estimate, low, high } = progress.precision;
   const percent = (share) => `${Math.round(100 * share)} %`;
   const sentences = [`${progress.decided.toLocaleString("en")} decided`];
@@ -84,29 +97,34 @@ function showProgress(progress) {
   element("bar").value = progress.flagged ? progress.flagged_decided / progress.flagged : 0;
 }
 
-function showDecision(row, decision) {
+/** Show a change, unless a newer one of the same row is shown. */
+function showChange({ number, row, decision }) {
+  if (number < (latest.get(row) ?? 0)) return;
+  latest.set(row, number);
   pairs.setDecision(row, decision);
   if (isGrid) grid.refresh(row);
   else if (pairs.rows[pairs.position] === row) showSingle(pairs.at(pairs.position), audit.key, !audit.note);
 }
 
-const decide = guarded(async (action, text = null) => {
+async function decide(action, text = null) {
+  await pairs.load(pairs.position, pairs.position);
   const pair = pairs.at(pairs.position);
   if (!pair) return;
-  const { decision, progress } = await api.decide(pair.row, action, text);
-  showDecision(pair.row, decision);
+  const { change, progress } = await api.decide(pair.row, action, text);
+  showChange(change);
   showProgress(progress);
   if (pairs.rows[pairs.position] === pair.row) await go(pairs.position + 1);
-});
+}
 
-const undo = guarded(async () => {
-  const { row, decision, progress } = await api.undo();
-  if (row === null) throw new Error("there is nothing to undo in this tab");
+async function undo() {
+  const { change, progress } = await api.undo();
+  if (change === null) throw new Error("there is nothing to undo in this tab");
   showProgress(progress);
-  showDecision(row, decision);
-  const position = pairs.rows.indexOf(row);
-  if (position >= 0) await go(position);
-});
+  showChange(change);
+  const position = pairs.rows.indexOf(change.row);
+  if (position < 0) throw new Error("the decision was undone; its pair is not in this list");
+  await go(position);
+}
 
 function edit() {
   const pair = pairs.at(pairs.position);
@@ -116,58 +134,64 @@ function edit() {
   element("new-caption").focus();
 }
 
-const nextUndecided = guarded(async () => {
+async function nextUndecided() {
   for (let position = pairs.position + 1; position < pairs.length; position += 1) {
     if (!pairs.at(position)) await pairs.load(position, position);
-    if (!pairs.at(position)?.decision) { await go(position); return; }
+    const pair = pairs.at(position);
+    if (pair && !pair.decision && pair.problem === null) { await go(position); return; }
   }
   throw new Error("no undecided pair follows in this list");
-});
+}
 
 const ACTIONS = {
   keep: () => decide("keep"), drop: () => decide("drop"), accept: () => decide("accept"), edit, undo,
   previous: () => go(pairs.position - 1), next: () => go(pairs.position + 1), undecided: nextUndecided,
-  grid: () => setView(!isGrid), open: () => { if (isGrid) setView(false); },
-  up: () => { if (isGrid) go(pairs.position - grid.columns); },
-  down: () => { if (isGrid) go(pairs.position + grid.columns); },
+  grid: () => setView(!isGrid), open: () => setView(false),
+  up: () => go(pairs.position - grid.columns), down: () => go(pairs.position + grid.columns),
+  pageUp: () => go(pairs.position - grid.page()), pageDown: () => go(pairs.position + grid.page()),
   first: () => go(0), last: () => go(pairs.length - 1),
-  search: () => form.elements.query.focus(), help: () => element("help").showModal(),
+  search: () => { element("filter-part").open = true; form.elements.query.focus(); }, help: () => element("help").showModal(),
 };
 const KEYS = {
   k: "keep", d: "drop", a: "accept", e: "edit", u: "undo", n: "undecided", g: "grid", "/": "search", "?": "help",
-  ArrowLeft: "previous", ArrowRight: "next", ArrowUp: "up", ArrowDown: "down", Home: "first", End: "last",
-  Enter: "open",
+  ArrowLeft: "previous", ArrowRight: "next", Home: "first", End: "last",
 };
+const GRID_KEYS = { ArrowUp: "up", ArrowDown: "down", PageUp: "pageUp", PageDown: "pageDown", Enter: "open" };
 
-// Decisions are sent one after the other, so that fast keys act on the pairs that are shown.
+// Actions run one after the other, so that fast keys act on the pairs that are shown.
 let queue = Promise.resolve();
-const enqueue = (name) => { queue = queue.then(() => ACTIONS[name]()); };
+const enqueue = (action) => { queue = queue.then(guarded(action)); };
 
 document.addEventListener("keydown", (event) => {
   if (document.querySelector("dialog[open]") || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.target.closest("input, select, textarea")) {
-    if (event.key === "Escape") event.target.blur();
+    // Enter and Esc return to the pairs; a changed field then asks for its rows.
+    if (event.key === "Escape" || (event.key === "Enter" && event.target.matches("input"))) event.target.blur();
     return;
   }
-  const isButton = event.target.closest("button");
-  const name = KEYS[event.key.length === 1 ? event.key.toLowerCase() : event.key];
-  if (!name || (event.key === "Enter" && isButton) || (!isGrid && ["up", "down"].includes(name))) return;
+  if (event.key === "Enter" && event.target.closest("button")) return;
+  const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+  const name = KEYS[key] ?? (isGrid ? GRID_KEYS[key] : undefined);
+  if (!name) return;
   if (event.repeat && ["keep", "drop", "accept", "undo"].includes(name)) return; // a key that is held down decides once
   event.preventDefault();
-  enqueue(name);
+  enqueue(ACTIONS[name]);
 });
 
 for (const button of document.querySelectorAll("[data-do]")) {
-  button.addEventListener("click", () => enqueue(button.dataset.do));
+  button.addEventListener("click", () => enqueue(ACTIONS[button.dataset.do]));
 }
-element("view").addEventListener("click", () => setView(!isGrid));
-form.addEventListener("change", search);
-form.addEventListener("submit", (event) => { event.preventDefault(); search(); });
+form.addEventListener("change", () => enqueue(search));
+form.addEventListener("submit", (event) => event.preventDefault());
 let typing = null;
-form.elements.query.addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(search, 250); });
+form.elements.query.addEventListener("input", () => {
+  clearTimeout(typing);
+  typing = setTimeout(() => enqueue(search), 250);
+});
 const save = () => {
   element("editor").close();
-  queue = queue.then(() => decide("edit", element("new-caption").value));
+  const text = element("new-caption").value;
+  enqueue(() => decide("edit", text));
 };
 element("editor").querySelector("form").addEventListener("submit", (event) => { event.preventDefault(); save(); });
 element("cancel").addEventListener("click", () => element("editor").close());
@@ -175,17 +199,26 @@ element("new-caption").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); save(); }
 });
 
+// On narrow screens the filters are folded in at first.
+const narrow = matchMedia("(max-width: 700px)");
+const foldFilters = () => { element("filter-part").open = !narrow.matches; };
+narrow.addEventListener("change", foldFilters);
+foldFilters();
+
 /** Show decisions of other tabs and processes. */
 async function poll() {
   try {
     const { changes, progress } = await api.changes(version);
-    for (const { row, decision } of changes) showDecision(row, decision);
+    for (const change of changes) {
+      showChange(change);
+      version = change.number;
+    }
     showProgress(progress);
   } catch { /* the next request of the user states the problem */ }
   setTimeout(poll, POLL_MS);
 }
 
-guarded(async () => {
+enqueue(async () => {
   // The token of the address is in a cookie now.
   if (location.search) history.replaceState(null, "", location.pathname);
   audit = await api.describe();
@@ -198,9 +231,12 @@ guarded(async () => {
   element("note").textContent = audit.note;
   element("note").hidden = !audit.note;
   showProgress(audit.progress);
+  version = audit.version;
   const stored = JSON.parse(sessionStorage.getItem("filters") ?? "null") ?? (audit.flagged ? {} : { show: "all" });
   for (const [name, value] of Object.entries(stored)) if (form.elements[name]) form.elements[name].value = value;
   isGrid = sessionStorage.getItem("grid") === "1";
+  const [key, row] = (sessionStorage.getItem("row") ?? "").split(" ");
+  if (key === audit.key) startRow = Number(row);
   await search();
   setTimeout(poll, POLL_MS);
-})();
+});

@@ -5,10 +5,10 @@ import { imageAddress } from "./api.js";
 const element = (id) => document.getElementById(id);
 export const DONE = { keep: "kept", drop: "dropped", edit: "caption edited", accept: "suggestion accepted" };
 
-export function scoreText(pair) {
+export function scoreText(pair, label = "score ") {
   if (pair.score === null) return pair.words;
   const score = pair.score < 0.001 ? "< 0.001" : pair.score.toFixed(3);
-  return `${pair.words} (score ${score})`;
+  return `${pair.words} (${label}${score})`;
 }
 
 /** A badge with the decision on a pair, or nothing. */
@@ -49,15 +49,24 @@ export function showSingle(pair, key, hasImages) {
   const better = hasImages && pair.better_image;
   element("better-image-part").hidden = !better;
   if (better) element("better-image").src = imageAddress(key, pair.row, "small", true);
+  element("remarks").replaceChildren(...pair.remarks.map((remark) => {
+    const item = document.createElement("li");
+    item.textContent = remark;
+    return item;
+  }));
   const facts = [`pair ${pair.id ?? pair.row}`];
   if (pair.image && pair.image !== pair.id) facts.push(`image ${pair.image}`);
   if (pair.ranks[0]) facts.push(`caption rank ${pair.ranks[0]}`);
   if (pair.ranks[1]) facts.push(`image rank ${pair.ranks[1]}`);
   element("facts").textContent = facts.join(" · ");
-  const undecidable = pair.problem !== null;
-  for (const button of document.querySelectorAll(".actions [data-do]")) {
-    const action = button.dataset.do;
-    if (["keep", "drop", "edit"].includes(action)) button.disabled = undecidable || (action === "edit" && pair.left_out > 0);
-    if (action === "accept") button.disabled = undecidable || pair.better_text === null;
-  }
+  enableActions(pair);
+}
+
+/** Disable the buttons that cannot act on a pair; of one that is not read yet, none. */
+export function enableActions(pair) {
+  const cannot = {
+    keep: pair?.problem, drop: pair?.problem, edit: pair?.problem || pair?.left_out > 0,
+    accept: pair && (pair.problem || pair.better_text === null),
+  };
+  for (const button of document.querySelectorAll("#actions button")) button.disabled = Boolean(cannot[button.dataset.do]);
 }

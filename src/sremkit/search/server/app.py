@@ -258,7 +258,7 @@ def build_app(
             data = thumbnail(number)
         except DataError as problem:
             raise fastapi.HTTPException(404, "the image file cannot be read") from problem
-        return responses.Response(data, media_type="image/webp", headers={"Cache-Control": "private, max-age=3600"})
+        return responses.Response(data, media_type="image/webp")
 
     @app.get("/", include_in_schema=False)
     async def page() -> Any:

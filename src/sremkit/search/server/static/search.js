@@ -1,9 +1,11 @@
 // The search page: sends queries to /search and shows the results. Texts are set as text, never as markup.
 const find = (id) => document.getElementById(id);
 const [form, text, image, count, message, results] = ["form", "text", "image", "k", "message", "results"].map(find);
+const asking = find("asking");
 const address = new URL(location.href);
 if (address.searchParams.has("token")) history.replaceState(null, "", "/"); // the cookie has it now
-let latest = 0;
+const MAX_IMAGE_BYTES = 10_000_000; // of the server
+let latest = 0, asked = null; // the query whose results are shown, and what it finds
 
 function show(sentence, isProblem = false) {
   message.textContent = sentence;
@@ -23,7 +25,7 @@ function card(hit) {
   const shown = new Image();
   shown.loading = "lazy";
   shown.alt = `image ${hit.image_id}`;
-  shown.addEventListener("error", () => shown.remove());
+  shown.addEventListener("error", () => { frame.textContent = "no image"; });
   shown.src = `/images/${hit.image}`;
   frame.append(shown);
   const facts = element("p", [element("strong", `${hit.rank}. `), `score ${hit.score.toFixed(2)} `,
@@ -35,7 +37,10 @@ function card(hit) {
 
 async function search(query, what) {
   const number = ++latest;
+  asked = [query, what];
   show("searching …");
+  asking.hidden = !query.image;
+  if (query.image) asking.src = query.image;
   try {
     const started = performance.now();
     const answer = await fetch("/search", {
@@ -66,10 +71,14 @@ form.addEventListener("submit", (event) => {
 image.addEventListener("change", () => {
   const file = image.files[0];
   if (!file) return;
+  if (file.size > MAX_IMAGE_BYTES) return show("the image file has more than 10 MB; make it smaller", true);
   const reader = new FileReader();
+  text.value = "";
   reader.addEventListener("load", () => search({image: reader.result}, "captions"));
   reader.readAsDataURL(file);
 });
+image.addEventListener("click", () => { image.value = ""; }); // so that the same file can be chosen again
+count.addEventListener("change", () => { if (asked) search(...asked); });
 
 fetch("/health").then((answer) => answer.json()).then((health) => {
   find("collection").textContent = `${health.images.toLocaleString("en")} images and ` +
