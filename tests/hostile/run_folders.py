@@ -86,7 +86,7 @@ def _records() -> Iterator[Case]:
             prepare = damaged("stopped", "run/record.json", change)
             yield Case(f"record.json: {name}", RESUME, told, prepare, code=0)
     yield Case("record.json: a folder", RESUME, "Is a directory", damaged("stopped", "run/record.json", a_folder))
-    for command, says in ((EVAL, "noise per unknown"), (COMPARE, r"466\.7"), (RESUME, "epoch 3/3")):
+    for command, says in ((EVAL, "noise protocol unknown"), (COMPARE, r"466\.7"), (RESUME, "epoch 3/3")):
         kind = "stopped" if command is RESUME else "run"
         yield Case("record.json: missing", command, says, damaged(kind, "run/record.json", missing), code=0)
 
