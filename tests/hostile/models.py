@@ -75,7 +75,10 @@ def _encoders() -> Iterator[Case]:
         ("size", 1e300),
     ):
         prepare = damaged("clip", "clip/preprocessor_config.json", set_key(key, value))
-        for command, says in ((features, "at most 10,000 is supported"), (TRAIN, "image processor|cannot prepare")):
+        for command, says in (
+            (features, "at most 10,000 is supported"),
+            (TRAIN, "image processor|cannot prepare|known are shortest_edge"),
+        ):
             yield Case(f"preprocessor: {key} = {value}", command, says, prepare)
     for key, value in (("size", "x"), ("crop_size", {"height": -1, "width": 4}), ("image_mean", ["a", "b", "c"]),
                        ("rescale_factor", "x"), ("size", [0, 0, 0])):  # fmt: skip
