@@ -333,13 +333,15 @@ def _with_joint(
 
 
 def joint_rate(rate: NoiseRate | None, match_prob: np.ndarray) -> NoiseRate | None:
-    """The noise rate as the mean of the joint posterior; the interval also holds the one around this mean."""
+    """The noise rate with what the captions of an image show together.
+
+    The mean of the joint posterior is a little low, because resemblance is bounded below. So it counts where it is
+    higher: where whole images are wrong, or captions are nearer than random ones.
+    """
     if rate is None:
         return None
-    estimate = float(1 - match_prob.mean())
-    low = max(min(rate.low, estimate - (rate.estimate - rate.low)), 0.0)
-    high = min(max(rate.high, estimate + (rate.high - rate.estimate)), 1.0)
-    return NoiseRate(estimate, low, high)
+    estimate = max(rate.estimate, float(1 - match_prob.mean()))
+    return NoiseRate(estimate, rate.low, min(estimate + (rate.high - rate.estimate), 1.0))
 
 
 def _bound_near(
