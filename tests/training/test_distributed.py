@@ -124,7 +124,7 @@ def test_fine_tuning_from_a_csv_in_two_processes_is_the_same_but_for_rounding(tm
         "--set", "training.batch_size=7", "--set", "training.epochs=2", "--set", "training.learning_rate=1e-4",
         "--set", "training.device=cpu",
     ]  # fmt: skip
-    torchrun("-m", "sremkit", *command, "--out", str(tmp_path / "two"), port=29617)
+    torchrun("-m", "sremkit", *command, "--out", str(tmp_path / "two"))
     shutil.rmtree(tmp_path / "cache")
     with pytest.warns(UnreadableImagesWarning):
         assert main([*command, "--out", str(tmp_path / "one")]) == 0
