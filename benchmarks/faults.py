@@ -38,7 +38,7 @@ SETTINGS = ("data.source=features", "training.epochs=20", "training.batch_size=4
 SET = [part for setting in SETTINGS for part in ("--set", setting)]
 DISK_BYTES = 64 * 2**20
 DESCRIPTORS = 64
-PLACES = ("image_contents.txt",)  # hashes of paths and dates, which differ between the folders of two inputs
+PLACES = ("image_contents.txt", "image_files.jsonl")  # paths and dates, which differ between two inputs
 OF_ONE_RUN = ("seconds", "extracted", "source", "key")  # of a summary: time, and the place of the input
 Result = dict[str, bytes]
 

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from sremkit.errors import UserError
+from sremkit.methods.common.state_dicts import load_optimizer_tensors, optimizer_tensors
 from sremkit.training import checkpoint
 from sremkit.training.checkpoint import (
     CheckpointError,
     is_valid,
-    load_optimizer_tensors,
-    optimizer_tensors,
     read_checkpoint,
     write_checkpoint,
 )
