@@ -239,10 +239,10 @@ def test_the_barest_tables_make_a_page(tmp_path: Path) -> None:
     assert make(tmp_path / "a", {"match_probability": [0.1, 0.9]}).all("h1") == ["Too little data for a verdict"]
     nothing = pa.array([], pa.float64())
     assert make(tmp_path / "b", {"match_probability": nothing}).all("h1") == ["There are no pairs to score"]
-    odd = {"pairs": "many", "noise_rate": None, "cutoff": 3, "curve": [], "duplicates": None}
+    odd = {"pairs": "many", "noise_rate": {"estimate": "x"}, "cutoff": 3, "curve": [], "duplicates": None}
     assert make(tmp_path / "c", columns(4), odd).all("h1") == ["2 of 4 scored pairs look mismatched"]
     for damaged in ({"noise_rate": [1]}, {"problems": None}, {"settings": []}, {"note": None}):
-        with pytest.raises(DataError, match="is damaged.*makes it again"):
+        with pytest.raises(DataError, match=r"is damaged.*makes it again"):
             make(tmp_path / "c", columns(4), damaged)
     infinite = columns(4, match_probability=[np.nan, 0.1, 0.2, np.nan])
     assert len(make(tmp_path / "d", infinite).all("figure")) == 1

@@ -170,6 +170,21 @@ def test_filters_and_search(chromium: Any, audit: Path) -> None:
         wait_until(page, "!document.querySelector('#empty').hidden")
 
 
+def test_keys_after_the_search_key_are_text_while_an_action_runs(chromium: Any, audit: Path) -> None:
+    with running(open_review(audit)) as server:
+        page = open_page(chromium, server.url)
+        held: list[Any] = []
+        page.route("**/api/decide", lambda route: held.append(route))  # the server takes its time
+        page.keyboard.press("k")
+        page.keyboard.press("/")
+        page.keyboard.type("da")
+        assert page.evaluate("document.querySelector('[name=query]').value") == "da"
+        held[0].continue_()
+        wait_until(page, "!document.querySelector('#empty').hidden")  # no caption has these letters
+        assert page.problems == []
+    assert [decision.action for decision in read_decisions(audit).values()] == ["keep"]
+
+
 def test_ten_thousand_pairs_scroll_in_the_grid(chromium: Any, tmp_path: Path) -> None:
     audit = write_audit(tmp_path / "data", 10_000)
     with running(open_review(audit)) as server:
