@@ -175,7 +175,7 @@ document.addEventListener("keydown", (event) => {
   if (!name) return;
   if (event.repeat && ["keep", "drop", "accept", "undo"].includes(name)) return; // a key that is held down decides once
   event.preventDefault();
-  // The search takes the next keys at once: as long as an earlier action runs, they would be decisions.
+  // The search field takes the next keys immediately: while an earlier action runs, they would be decisions.
   if (name === "search") ACTIONS.search();
   else enqueue(ACTIONS[name]);
 });
