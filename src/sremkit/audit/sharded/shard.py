@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 
 from sremkit.audit.audit import count_problems, find_duplicates
 from sremkit.audit.embed import EmbeddedPairs, embed_pairs, inspect_inputs
 from sremkit.audit.inputs import Problem, Source, open_source, source_of_embeddings
 from sremkit.audit.issues.find import count_issues, find_issues
 from sremkit.audit.result_table import IDENTITY, VERDICT, arrow, build_table, with_column, write_table
+from sremkit.audit.scoring.parallel import one_thread
 from sremkit.audit.scoring.types import PairScores
 from sremkit.audit.sharded.plan import ShardPlan
 from sremkit.audit.sharded.sample import SampleModel, write_contribution
@@ -75,7 +73,7 @@ def prepare_shard(plan: ShardPlan, number: int) -> None:
 def score_shard(plan: ShardPlan, number: int) -> None:
     """Score the pairs of a shard and write its part, in one thread, so that the result does not vary."""
     shard = open_shard(plan, number)
-    with _one_thread():
+    with one_thread():
         table, facts = _part(shard, SampleModel.load(plan.model, plan.key), plan.shards[number].name)
     plan.part(number).parent.mkdir(parents=True, exist_ok=True)
     write_table(table, plan.part(number))
@@ -113,13 +111,3 @@ def _part(shard: OpenShard, model: SampleModel, name: str) -> tuple[pa.Table, di
         "groups": [int(group.max(initial=MISSING)) + 1 for group in duplicates.values()],
         "duplicates": [int((group != MISSING).sum()) for group in duplicates.values()],
     }
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
