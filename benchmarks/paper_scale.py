@@ -3,6 +3,7 @@
     python -m benchmarks.paper_scale --data data/f30k_precomp -o runs/paper --jobs 3 --minutes 9
     python -m benchmarks.paper_scale --cells srem:0.4:0:sgr rcl:0.4:0:sgr
     python -m benchmarks.paper_scale --images 200 --regions 6 --dim 32 --set training.epochs=2   # to try it
+    python -m benchmarks.paper_scale -o runs/paper --collect   # table and figures of finished cells; trains nothing
 
 A cell is METHOD:NOISE:SEED:BACKBONE, trained by the recipe of `srem bench methods`. The collection is written if the
 folder does not hold it. When the time is over, trainings save their state and stop; the next call goes on with them and
@@ -83,9 +84,8 @@ class Cell(NamedTuple):
     def __str__(self) -> str:
         return f"{self.method}:{self.rate:g}:{self.seed}:{self.backbone}"
 
-    @property
-    def folder_name(self) -> str:
-        return str(self).replace(":", "_")
+    def folder(self, out: Path) -> Path:
+        return out / "runs" / str(self).replace(":", "_")
 
 
 #: In the order of importance, for a budget that does not suffice for all.
@@ -106,7 +106,7 @@ def prepare_cells(cells: Sequence[Cell], like: str, source: Path, out: Path, ove
         settings += [f"training.seed={cell.seed}", "training.keep_statistics=1000"]
         recipe = method_recipe(like, cell.backbone, cell.method, [*settings, *overrides]).recipe
         text = recipe_to_toml(with_whole_paths(recipe))
-        folder = out / "runs" / cell.folder_name
+        folder = cell.folder(out)
         file = folder / "recipe.toml"
         if file.exists() and file.read_text(encoding="utf-8") != text:
             raise UserError(f"{folder} holds a run with other settings; name another folder with --out")
@@ -198,7 +198,7 @@ def history_facts(history: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "best_rsum": max(rsum),
         "last_rsum": rsum[-1],
-        "largest_fall": max((1 - after / before for before, after in pairwise(rsum) if before >= 6), default=0.0),
+        "largest_fall": max([0.0, *(1 - after / before for before, after in pairwise(rsum) if before >= 6)]),
         "selected_wrong": last.get("selected_wrong"),
         "noisy_gradients": gradients[-1] if gradients else None,
         "most_noisy_gradients": max(gradients, default=None),
@@ -271,7 +271,7 @@ def collect(cells: Sequence[Cell], folders: Sequence[Path], out: Path, title: st
         history = RunFolder(folder / "run").read_metrics()
         rows.append({**cell._asdict(), **read_json(folder / "row.json"), "history": history})
         if energies := stage_energies(folder):
-            draw_energies(energies, np.load(folder / "is_noisy.npy"), out / f"energies-{cell.folder_name}")
+            draw_energies(energies, np.load(folder / "is_noisy.npy"), out / f"energies-{folder.name}")
     if not rows:
         return rows
     write_csv(rows, out / "rows.csv")
@@ -297,6 +297,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="change all recipes"
     )
     parser.add_argument("-o", "--out", type=Path, default=Path("runs/paper-scale"), help="folder to write")
+    parser.add_argument("--collect", action="store_true", help="write table and figures of the finished cells only")
     parser.add_argument("--run-cell", type=Path, help=argparse.SUPPRESS)
     return parser
 
@@ -307,10 +308,13 @@ def run(args: argparse.Namespace) -> int:
     cells = [Cell.parse(text) for text in args.cells] if args.cells else list(CELLS)
     sizes = {"num_regions": args.regions, "dim": args.dim, "num_concepts": args.concepts, "zipf": args.zipf}
     collection = collection_like(args.like, images=args.images, **sizes)
-    source = args.data or args.out / "data"
-    write_collection(collection, source)
-    folders = prepare_cells(cells, args.like, source, args.out, args.overrides)
-    run_cells(folders, jobs=args.jobs, seconds=60 * args.minutes, start=start_cell)
+    if args.collect:
+        folders = [cell.folder(args.out) for cell in cells]
+    else:
+        source = args.data or args.out / "data"
+        write_collection(collection, source)
+        folders = prepare_cells(cells, args.like, source, args.out, args.overrides)
+        run_cells(folders, jobs=args.jobs, seconds=60 * args.minutes, start=start_cell)
     title = f"generated collection of {args.like}'s layout, {collection.splits['train']:,} images, Zipf {args.zipf:g}"
     rows = collect(cells, folders, args.out, title)
     if rows:
