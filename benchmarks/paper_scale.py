@@ -164,7 +164,7 @@ def run_cell(folder: Path) -> int:
         run = RunFolder.create(run.path, config=recipe_to_toml(recipe))
     try:
         with run.locked():
-            record = train(prepared, run)
+            record = train(prepared, run, trackers=(), report=False)
     except StoppedError as stopped:
         print(stopped, flush=True)
         return 3
@@ -247,7 +247,6 @@ def _with_gradients(epoch: dict[str, Any]) -> dict[str, Any]:
 
 def stage_energies(folder: Path) -> dict[float, np.ndarray]:
     """The mean energy of each training pair at the stages of a run, of a method that reports energies."""
-    parquet = require("pyarrow.parquet", extra="train", purpose="read per-pair statistics")
     run = RunFolder(folder / "run")
     epochs = len(run.read_metrics())
     found = {}
@@ -255,6 +254,7 @@ def stage_energies(folder: Path) -> dict[float, np.ndarray]:
         file = run.statistics / f"epoch-{max(round(stage * epochs) - 1, 0):03d}.parquet"
         if stage == 0 or not file.exists():  # statistics are of trained epochs
             continue
+        parquet = require("pyarrow.parquet", extra="train", purpose="read per-pair statistics")
         table = parquet.read_table(file)
         if set(ENERGIES) <= set(table.column_names):
             energies = np.mean([table[name].to_numpy() for name in ENERGIES], axis=0)

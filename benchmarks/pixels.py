@@ -23,8 +23,8 @@ import numpy as np
 import torch
 
 from benchmarks.commands import make_parser, run_command
-from sremkit.bench.grid import write_csv
-from sremkit.config.recipes import Recipe, recipe_from_table, recipe_to_toml
+from sremkit.bench.grid import run_cell, write_csv
+from sremkit.config.recipes import Recipe, recipe_from_table
 from sremkit.data.decoder import Decoder
 from sremkit.data.formats import read_pairs
 from sremkit.data.image_transform import ImageTransform
@@ -33,12 +33,14 @@ from sremkit.data.pixels import PixelReading
 from sremkit.data.prefetch import prefetch
 from sremkit.data.training_pairs import resolve_source
 from sremkit.data.worker_processes import usable_cores
-from sremkit.experiment import evaluate_runs, make_batches, prepare, train
+from sremkit.experiment import make_batches, prepare
 from sremkit.methods import METHODS
-from sremkit.training.run_folder import RunFolder
 from sremkit.training.step import OptimizerStep
 
 SOURCE = "$SREMKIT_DATA/flickr8k"
+RECALL_COLUMNS = ("test_rsum", "val_rsum", "last_val_rsum", "best_epoch", "epochs", "warmup_epochs", "train_auroc",
+                  "selected_wrong", "noisy_pull_ratio", "seconds_per_epoch", "seconds", "peak_memory_mb", "device",
+                  "precision", "cuda_graphs")  # fmt: skip
 METHOD_OPTIONS: dict[str, dict[str, Any]] = {
     "infonce": {},
     "srem": {"complementary_weight": 0.3},
@@ -131,13 +133,8 @@ def measure_recall(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """R_sum on the test split."""
     for rate in args.rates:
         for method in args.methods:
-            with tempfile.TemporaryDirectory() as name:
-                prepared = prepare(recipe(method, rate=rate, args=args))
-                folder = RunFolder.create(Path(name) / "run", config=recipe_to_toml(prepared.recipe))
-                record = train(prepared, folder)
-                metrics = evaluate_runs([folder.path], split="test")["metrics"]
-            yield {"method": method, "noise": rate, "rsum": metrics["rsum"], "seconds": record["seconds"],
-                   "device": str(prepared.process.device), "epochs": args.epochs, "seed": args.seed}  # fmt: skip
+            row = run_cell(recipe(method, rate=rate, args=args))
+            yield {"method": method, "noise": rate, "seed": args.seed, **{name: row[name] for name in RECALL_COLUMNS}}
 
 
 def _synchronize(device: torch.device) -> None:
@@ -166,7 +163,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--epochs", type=int, default=40, help="of a run, warm-up included")
     parser.add_argument("--warmup-epochs", type=int, default=10, help="of a method that has a warm-up")
     parser.add_argument("--learning-rate", type=float, default=5e-4, help="of all methods")
-    parser.add_argument("--precision", default="float32", help="float32, tf32 or bf16")
+    parser.add_argument("--precision", default="auto", help="auto, float32, tf32 or bf16")
     parser.add_argument("--methods", nargs="+", default=list(METHOD_OPTIONS), choices=list(METHOD_OPTIONS))
     parser.add_argument("--rates", type=float, nargs="+", default=[0.0, 0.4], help="shares of wrong captions")
     parser.add_argument("--seed", type=int, default=0, help="of training and noise")

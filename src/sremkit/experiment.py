@@ -166,12 +166,18 @@ def _trusted(clean: Pairs, aside: np.ndarray) -> Pairs | None:
 
 
 def train(
-    prepared: Prepared, folder: RunFolder, *, reporter: Reporter | None = None, trackers: Sequence[str] = ()
+    prepared: Prepared,
+    folder: RunFolder,
+    *,
+    reporter: Reporter | None = None,
+    trackers: Sequence[str] = ("tensorboard",),
+    report: bool = True,
 ) -> dict[str, Any]:
     """Train to the end, or go on where the folder stands; returns the record of the run.
 
     Args:
-        trackers: in addition to TensorBoard: "wandb", "mlflow".
+        trackers: "tensorboard", "wandb", "mlflow".
+        report: write the page of the run at the end.
     """
     recipe, process = prepared.recipe, prepared.process
     settings = recipe.training
@@ -187,7 +193,7 @@ def train(
         "parameters": sum(p.numel() for p in prepared.matcher.parameters()),
         "seconds": _seconds_so_far(folder),
     }
-    tracking = Tracking(folder, recipe, ("tensorboard", *trackers)) if process.is_main else None
+    tracking = Tracking(folder, recipe, trackers) if process.is_main else None
     trainer = make_trainer(prepared, ReporterList(reporter, tracking), folder)
     record["execution"] = {name: getattr(trainer.settings, name) for name in ("precision", "cuda_graphs", "compile")}
     try:
@@ -200,7 +206,8 @@ def train(
             folder.write_record(record)
     if process.is_main:
         save_pretrained(prepared, folder)
-        write_run_report(folder)
+        if report:
+            write_run_report(folder)
     return record
 
 

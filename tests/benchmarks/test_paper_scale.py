@@ -46,7 +46,7 @@ def test_cells_train_stop_go_on_and_end_in_a_table_with_figures(
     monkeypatch.setattr(paper_scale, "start_cell", start)
     train = paper_scale.train
 
-    def stopped(*_: object) -> None:
+    def stopped(*_: object, **_options: object) -> None:
         raise StoppedError("stopped after 1 step")
 
     monkeypatch.setattr(paper_scale, "train", stopped)

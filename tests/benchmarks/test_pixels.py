@@ -36,4 +36,4 @@ def test_every_part_writes_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("srem", "0.4"),
         ("srem-plus", "0.4"),
     ]
-    assert all(0 <= float(row["rsum"]) <= 600 for row in recall)
+    assert all(0 <= float(row["test_rsum"]) <= 600 for row in recall)

@@ -14,6 +14,7 @@ from sremkit.data.batch import Batch
 from sremkit.methods import TrainingContext, build_method
 from sremkit.methods.npc import NPC, nearest, trusted_pairs
 from sremkit.models.matcher import Encoded, Matcher
+from sremkit.training.step import TrackedForward
 from training import tiny
 
 N = 7  # pairs of the batch; as many others are in its memory
@@ -147,3 +148,21 @@ def test_wrong_pairs_are_rarely_trusted() -> None:
     is_noisy = torch.from_numpy(trainer.batches.pairs.image_of_text != clean.image_of_text)
     trusted = trainer.method.memory.flatten().unique()
     assert is_noisy[trusted].float().mean() < 0.5 * is_noisy.float().mean()
+
+
+def test_the_pull_of_the_pairs_is_that_of_the_weighted_loss() -> None:
+    """The trial step differentiates the unweighted loss by the same logits, which must not count."""
+    method, matcher = started()
+    forward = TrackedForward(lambda batch: (matcher(batch), {}))
+    batch = Batch(pair_id=torch.arange(N), image_id=torch.arange(N))
+    loss = method.loss(forward, batch, warmup=False)
+    loss.total.backward()
+    pull = forward.pop_pull()
+    assert loss.report is not None
+    assert loss.report.weight is not None
+    logits = matcher(batch).detach().requires_grad_()
+    weighted = torch.stack([logits.log_softmax(1).diagonal(), logits.log_softmax(0).diagonal()]).mean(dim=0)
+    (-(loss.report.weight * weighted).mean()).backward()
+    assert logits.grad is not None
+    assert pull is not None
+    torch.testing.assert_close(pull, -logits.grad.diagonal(), rtol=1e-6, atol=0)  # the reported weight is float32

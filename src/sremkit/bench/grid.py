@@ -31,7 +31,16 @@ from sremkit.evaluation import detection_metrics, retrieval_recall_folds
 from sremkit.evaluation.detection import CROWD_FILE, crowd_agreement
 from sremkit.evaluation.noise_observer import DivisionObserver
 from sremkit.evaluation.scoring import in_batch_scores, score_matrix
-from sremkit.experiment import Prepared, describe_noise, make_batches, make_trainer, peak_memory_mb, prepare
+from sremkit.experiment import (
+    Prepared,
+    describe_noise,
+    make_batches,
+    make_trainer,
+    pairs_for_model,
+    peak_memory_mb,
+    pixel_reading,
+    prepare,
+)
 from sremkit.io import atomic_write, digest, read_json
 from sremkit.methods import METHODS
 from sremkit.models import Matcher
@@ -163,6 +172,7 @@ def run_cell(recipe: Recipe, threads: int | None = None, keep_scores: Path | Non
     assert trainer.best_weights is not None
     prepared.matcher.load_state_dict(trainer.best_weights)
     test = read_split(recipe.data, recipe.data.test_split)
+    test = pairs_for_model(prepared.matcher, test, pixel_reading(recipe.data))
     with trainer.step.autocast():  # the precision of the validation
         scores = score_matrix(prepared.matcher, test, prepared.vocabulary)
         pair_scores = in_batch_scores(prepared.matcher, prepared.train, prepared.vocabulary)

@@ -118,7 +118,7 @@ def _train(recipe, out: Path, *, resumed: bool, trackers: list[str]) -> None:
         epochs = recipe.training.warmup_epochs + recipe.training.epochs
         try:
             with ConsoleReporter(epochs, title=recipe.name, explain=True, console=console) as progress:
-                record = train(prepared, folder, reporter=progress, trackers=trackers)
+                record = train(prepared, folder, reporter=progress, trackers=("tensorboard", *trackers))
         except Exception:
             if process.is_main:
                 folder.forget_if_never_begun()

@@ -134,22 +134,22 @@ class DivisionObserver(NoiseObserver):
         report = loss.report
         if report is None:
             return
-        pair_id = batch.pair_id.cpu()
+        pair_id, device = batch.pair_id, batch.pair_id.device
         if report.rematched is not None:
             image = report.rematched
-            right = (image == self.true_image[batch.pair_id]) & (image >= 0)
-            self.rematched += torch.stack([right.sum(), (image >= 0).sum()]).cpu()
+            right = (image == self.true_image[pair_id]) & (image >= 0)
+            self.rematched = self.rematched.to(device) + torch.stack([right.sum(), (image >= 0).sum()])
         if report.clean is not None:
+            self.clean, self.score = self.clean.to(device), self.score.to(device)
             self.clean[pair_id], self.score[pair_id] = _verdicts(report)
 
     def finish_epoch(self) -> dict[str, float]:
         """The ratios of the epoch, and "division_precision", "division_recall", "division_auroc", "rematched_right"."""
         division = {}
-        known = ~self.score.isnan().numpy()
+        score, clean = self.score.cpu().numpy(), self.clean.cpu().numpy()
+        known = ~np.isnan(score)
         if known.any():
-            found = detection_metrics(
-                self.is_noisy[known], self.score.numpy()[known], verdict=~self.clean.numpy()[known]
-            )
+            found = detection_metrics(self.is_noisy[known], score[known], verdict=~clean[known])
             division = {f"division_{name}": found[name] for name in ("precision", "recall", "auroc")}
         right, total = self.rematched.tolist()
         if total > 0:
@@ -158,14 +158,14 @@ class DivisionObserver(NoiseObserver):
 
 
 def _verdicts(report: PairReport) -> tuple[Tensor, Tensor]:
-    """Whether each pair is taken as right as given, (b,) bool, and the score that ranks pairs, (b,); on the CPU."""
+    """Whether each pair is taken as right as given, (b,) bool, and the score that ranks pairs, (b,)."""
     assert report.clean is not None
     clean = torch.stack(both_directions(report.clean)).all(dim=0)
     weight = clean.float() if report.weight is None else torch.stack(both_directions(report.weight)).mean(dim=0).float()
     if report.rematched is not None:
         kept = report.rematched < 0
         clean, weight = clean & kept, weight * kept
-    return clean.cpu(), ((clean.float() + weight) / 2).cpu()
+    return clean, (clean.float() + weight) / 2
 
 
 def _directions(values: Tensor | tuple[Tensor, Tensor] | None) -> tuple[Tensor, ...]:

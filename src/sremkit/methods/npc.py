@@ -30,7 +30,7 @@ from sremkit.methods.common.mixtures import lower_gaussian_probability, rescaled
 from sremkit.models.matcher import evaluating
 from sremkit.objectives import Loss
 from sremkit.objectives.contrastive import row_cross_entropy
-from sremkit.objectives.logits import as_logits, mask_invalid
+from sremkit.objectives.logits import as_logits, mask_invalid, product
 from sremkit.objectives.terms import PairReport
 
 QUERY_CHUNK = 4096  # pairs whose nearest trusted pairs are found at a time
@@ -89,11 +89,13 @@ class NPC(Method):
         self.epochs += 1
 
     def loss(self, forward: Forward, batch: Batch, *, warmup: bool) -> Loss:
-        own = self._losses(forward(batch), batch)
+        logits = forward(batch)
+        own = self._losses(logits, batch)
         if warmup:
             return Loss(total=own.mean(), parts={"contrast": own.detach().mean()})
         memories = [self.take_pairs(rows) for rows in self.memory[:, batch.pair_id]]
         weight = self._weight(own.mean(), memories).to(own)
+        logits.grad = None  # retained there by the trial step; the pull of the pairs is that of the weighted loss
         contrast = (weight * own).mean()
         memory = sum(self._losses(self.matcher(pairs), pairs).mean() for pairs in memories)
         return Loss(
@@ -179,5 +181,5 @@ def trusted_pairs(losses: Tensor, *, min_prob: float) -> Tensor:
 def nearest(vectors: Tensor, among: Tensor) -> Tensor:
     """(n,) int64: for each of the vectors (n, d) the nearest by inner product among those of these numbers (t,)."""
     candidates = vectors[among].T  # (d, t)
-    best = [(chunk @ candidates).argmax(dim=1) for chunk in vectors.split(QUERY_CHUNK)]
+    best = [product(chunk, candidates).argmax(dim=1) for chunk in vectors.split(QUERY_CHUNK)]
     return among[torch.cat(best)]

@@ -117,7 +117,11 @@ class StepRunner:
         self._warmup = self._is_float32 = False  # of the present step
 
     def __call__(self, batch: Batch, number: int, *, warmup: bool) -> StepResult:
-        """Train on one batch, as step `number` of the run. With CUDA graphs the result is valid until the next step."""
+        """Train on one batch. With CUDA graphs the result is valid until the next step.
+
+        Args:
+            number: of steps that the weights were trained for before.
+        """
         self._warmup = warmup
         # The first steps of a bf16 training are in float32.
         self._is_float32 = self.settings.precision == "bf16" and number < self.settings.float32_steps

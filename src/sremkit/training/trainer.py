@@ -154,13 +154,14 @@ class Trainer:
 
     def _update(self, batch: Batch) -> None:
         """One step of the optimizer, with its metrics and statistics."""
-        result = self.run_step(batch, self.position.step, warmup=self.schedule.is_warmup(self.position))
+        age = self.position.step - self.position.restarted_at  # in steps, of the present weights
+        result = self.run_step(batch, age, warmup=self.schedule.is_warmup(self.position))
         # The metrics of the step before: they have reached the host while this step was launched.
         self.step_metrics.add_to(self.position.sums)
         self.position.step += 1
         self.position.step_in_epoch += 1
         if self.ema is not None:
-            self.ema.update(self.matcher, self.position.step - self.position.restarted_at)
+            self.ema.update(self.matcher, age + 1)
         self.statistics.update(result.batch.pair_id, result.loss.report)
         if self.observer is not None:
             self.observer.step(result.batch, result.loss, result.pull)
@@ -329,7 +330,9 @@ class Trainer:
             torch.manual_seed(self.settings.seed + self.position.epoch + 1)
             fresh = build_matcher(self.matcher.name, **self.matcher.options).state_dict()
         self.matcher.load_state_dict(fresh)
-        self.optimizer.state.clear()
+        for moments in self.optimizer.state.values():  # in place: a CUDA graph may be captured by the next step
+            for moment in moments.values():
+                moment.zero_()
         if self.ema is not None:
             self.ema.matcher.load_state_dict(fresh)
         self.position.restarted_at = self.position.step
