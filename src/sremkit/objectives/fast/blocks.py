@@ -7,11 +7,10 @@ the compiler fuses the passes itself.
 
 from __future__ import annotations
 
-import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -30,20 +29,25 @@ class Blocks(ABC):
     Iterating gives the slices of rows. A subclass defines the source of the rows and the target of their gradient.
     """
 
-    transposed = False
-
-    def __init__(self, like: Tensor, rows: slice, *, rows_per_block: int) -> None:
-        """Args: like, a tensor with b rows of the matrix's dtype and device; rows, those that are iterated over."""
+    def __init__(self, like: Tensor, rows: slice, *, rows_per_block: int, transpose_of: Blocks | None = None) -> None:
+        """
+        Args:
+            like: a tensor with b rows of the matrix's dtype and device.
+            rows: those that are iterated over.
+            transpose_of: blocks of the transpose, whose buffers are shared.
+        """
+        self.transposed: bool = transpose_of is not None and not transpose_of.transposed
         self.size, self.on_cpu = len(like), like.device.type == "cpu"
         self.row_range, self.rows_per_block = rows, rows_per_block
-        self._buffers = [like.new_empty(rows_per_block * len(like)) for _ in range(_NUM_BUFFERS)]
+        if transpose_of is None:
+            self._buffers = [like.new_empty(rows_per_block * len(like)) for _ in range(_NUM_BUFFERS)]
+        else:
+            self._buffers = transpose_of._buffers
 
     @property
-    def T(self) -> Self:  # noqa: N802 (like torch.Tensor.T)
+    @abstractmethod
+    def T(self) -> Blocks:  # noqa: N802 (like torch.Tensor.T)
         """The blocks of the transpose, with the same buffers."""
-        other = copy.copy(self)
-        other.transposed = not self.transposed
-        return other
 
     @property
     def single(self) -> bool:
@@ -84,9 +88,14 @@ class Blocks(ABC):
 class RowBlocks(Blocks):
     """Blocks of a matrix in memory, or with `transposed` of its transpose."""
 
-    def __init__(self, matrix: Tensor) -> None:
-        super().__init__(matrix, slice(0, len(matrix)), rows_per_block=_rows_per_block(matrix))
+    def __init__(self, matrix: Tensor, *, transpose_of: RowBlocks | None = None) -> None:
+        rows_per_block = _rows_per_block(matrix)
+        super().__init__(matrix, slice(0, len(matrix)), rows_per_block=rows_per_block, transpose_of=transpose_of)
         self.matrix = matrix
+
+    @property
+    def T(self) -> RowBlocks:  # noqa: N802 (like torch.Tensor.T)
+        return RowBlocks(self.matrix, transpose_of=self)
 
     def load(self, rows: slice, into: Tensor, scratch: Tensor) -> Tensor:
         if not self.transposed:

@@ -16,7 +16,7 @@ the columns. The numbers of each row are gathered between the passes, the produc
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -127,18 +127,21 @@ class EmbeddingBlocks(Blocks):
         *,
         shard: BatchShard,
         block_elements: int | None,
+        transpose_of: EmbeddingBlocks | None = None,
     ) -> None:
         if block_elements is None:
             block_elements = _CPU_LOGITS if rows.device.type == "cpu" else _DEVICE_LOGITS
         self.rows, self.columns, self.scale, self.bias, self.shard = rows, columns, scale, bias, shard
         rows_per_block = max(1, min(shard.rows.stop - shard.rows.start, block_elements // len(rows)))
-        super().__init__(rows, shard.rows, rows_per_block=rows_per_block)
+        self.block_elements = block_elements
+        super().__init__(rows, shard.rows, rows_per_block=rows_per_block, transpose_of=transpose_of)
 
     @property
-    def T(self) -> Self:  # noqa: N802 (like torch.Tensor.T)
-        other = super().T
-        other.rows, other.columns = self.columns, self.rows
-        return other
+    def T(self) -> EmbeddingBlocks:  # noqa: N802 (like torch.Tensor.T)
+        return EmbeddingBlocks(
+            self.columns, self.rows, self.scale, self.bias,
+            shard=self.shard, block_elements=self.block_elements, transpose_of=self,
+        )  # fmt: skip
 
     def load(self, rows: slice, into: Tensor, scratch: Tensor) -> Tensor:
         loaded = add_product(into, self.rows[rows], self.columns.T, keep=0.0)
