@@ -2,13 +2,15 @@
 
     python -m benchmarks.equal_terms --noise 0.6
     python -m benchmarks.equal_terms --methods rcl,srem-plus --noise 0.4 --seeds 3
+    python -m benchmarks.equal_terms --from results/flickr8k-dual-equal-terms-2026-11-18.csv   # the tables again
     python -m benchmarks.equal_terms --controls all --noise 0.6
     python -m benchmarks.equal_terms --controls rcl,srem-plus,srem-plus-without-rematching --protocol absent
 
 A trial is the shipped recipe of the method with learning rate, dropout and averaged weights of the grid; the options of
 the method stay those of the recipe. Every trial may train for 40 epochs, warm-up included, at a constant learning rate,
 and ends when validation R_sum has not risen for `PATIENCE` epochs. Trials run with seed 0. The trial with the best
-validation R_sum then runs with the other seeds, and its test results are compared. All trials are in the CSV file.
+validation R_sum then runs with the other seeds, and its test results are compared, paired by seed, single networks
+with single networks. All trials are in the CSV file.
 
 A control is the recipe of a method with one thing changed; it answers what a difference comes from.
 """
@@ -25,9 +27,12 @@ from typing import Any, ClassVar, NamedTuple, get_args
 import numpy as np
 
 from benchmarks.commands import make_parser, run_command
-from sremkit.bench.grid import run_grid, write_csv
+from sremkit.bench.differences import METRIC, NOTE, Difference, differences_to_best_rival
+from sremkit.bench.division import division_table
+from sremkit.bench.figures import draw_cost
+from sremkit.bench.grid import read_csv, run_grid, write_csv
 from sremkit.bench.methods import method_recipe, split_data
-from sremkit.bench.tables import Table, grouped, mean_and_deviation
+from sremkit.bench.tables import Table, bold, grouped, mean_and_deviation
 from sremkit.cli.bench import add_grid_arguments, parse_rates, show_table
 from sremkit.config.recipes import NoiseProtocol, Recipe, recipe_from_table, recipe_to_toml
 from sremkit.config.settings import suggestion
@@ -49,10 +54,12 @@ GRID = ((1e-3, 0.5, 0.999), (5e-4, 0.5, 0.999), (1e-3, 0.3, 0.999), (1e-3, 0.5, 
 SHOWN = {
     "val_rsum": "validation R_sum",
     "test_rsum": "test R_sum",
+    "difference": "against the best rival",
     "train_auroc": "AUROC",
     "crowd_auroc": "crowd",
     "noisy_pull_ratio": "noisy pull",
     "epochs": "epochs",
+    "setting": "rate, dropout, EMA",
 }
 
 
@@ -124,11 +131,26 @@ def until_validation_stops(recipe: Recipe) -> Recipe:
 
 def chosen_cells(trials: Sequence[dict[str, Any]], seeds: Sequence[int], source: Sequence[str] = ()) -> list[Cell]:
     """The best trial of each method and rate by validation R_sum, with the other seeds."""
-    cells = []
-    for (data, backbone, rate, method), members in grouped(trials, "data", "backbone", "rate", "method").items():
-        best = max(members, key=lambda row: row["val_rsum"])["trial"]
-        cells += [_trial(data, backbone, method, rate, best, seed, source) for seed in seeds]
-    return cells
+    return [
+        _trial(data, backbone, method, rate, best, seed, source)
+        for (data, backbone, method, rate), best in best_trials(trials).items()
+        for seed in seeds
+    ]
+
+
+def best_trials(trials: Sequence[dict[str, Any]]) -> dict[tuple, int]:
+    """By (data, backbone, method, rate), the number of the trial with the best validation R_sum; seed 0 decides."""
+    first = [row for row in trials if row["seed"] == 0]
+    return {
+        place: max(members, key=lambda row: row["val_rsum"])["trial"]
+        for place, members in grouped(first, "data", "backbone", "method", "rate").items()
+    }
+
+
+def chosen_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of all trials, those that are compared: the best one of each method and rate, with every seed."""
+    best = best_trials(rows)
+    return [row for row in rows if row["trial"] == best[row["data"], row["backbone"], row["method"], row["rate"]]]
 
 
 def control_cells(
@@ -175,19 +197,32 @@ def right_pairs_only(recipe: Recipe, folder: Path) -> Recipe:
 
 def equal_terms_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
     """Mean ± standard deviation over seeds."""
-    table = Table(title, ["method", "seeds", *SHOWN.values()])
-    for (rate,), of_rate in grouped(rows, "rate").items():
-        lines = [
-            [method, str(len(members)), *(_cell(members, key) for key in SHOWN)]
-            for (method,), members in grouped(of_rate, "method").items()
-        ]
-        table.add_section(f"{rate:.0%} noise", lines)
+    gains = differences_to_best_rival(rows)
+    shown = {key: name for key, name in SHOWN.items() if key not in ("difference", "setting") or "trial" in rows[0]}
+    table = Table(title, ["method", "seeds", *shown.values()])
+    networks = {1: "", 2: ", two networks"}
+    for (rate, number), of_rate in grouped([{"networks": 1, **row} for row in rows], "rate", "networks").items():
+        lines = []
+        for (data, backbone, method), members in grouped(of_rate, "data", "backbone", "method").items():
+            gain = gains.get((data, backbone, rate, method))
+            lines.append([method, str(len(members)), *(_cell(members, key, gain) for key in shown)])
+        table.add_section(f"{rate:.0%} noise{networks[number]}", lines)
+    if gains:
+        table.notes.append(NOTE)
     return table
 
 
-def _cell(members: Sequence[dict[str, Any]], key: str) -> str:
+def _cell(members: Sequence[dict[str, Any]], key: str, gain: Difference | None) -> str:
+    if key == "difference":
+        return "-" if gain is None else str(gain)
+    if key == "setting":
+        first = members[0]
+        return f"{first['learning_rate']:g}, {first['dropout']:g}, {first['ema_decay']:g}"
     values = [member[key] for member in members if member.get(key) is not None]
-    return ", ".join(map(str, values)) if key == "epochs" else mean_and_deviation(values, key)
+    if key == "epochs":
+        return ", ".join(map(str, values))
+    text = mean_and_deviation(values, key)
+    return bold(text) if key == METRIC and gain is not None and gain.is_ahead else text
 
 
 def choose_controls(names: str) -> list[Control]:
@@ -205,6 +240,14 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--backbone", default="dual", help="second part of the recipes' names")
     parser.add_argument("--methods", default=",".join(SINGLE_NETWORK), help="comma-separated")
     parser.add_argument("--controls", help="run these controls instead of trials: comma-separated names, or all")
+    parser.add_argument(
+        "--from",
+        dest="source_file",
+        type=Path,
+        metavar="CSV",
+        help="show the tables of this file of trials; runs nothing",
+    )
+    parser.add_argument("--figure", type=Path, metavar="STEM", help="draw R_sum against cost as STEM.png and STEM.svg")
     parser.add_argument("--noise", default="0.6", help="comma-separated rates")
     parser.add_argument(
         "--protocol", choices=get_args(NoiseProtocol), default="caption", help="noise protocol of the controls"
@@ -214,6 +257,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> None:
+    if args.source_file is not None:
+        show_chosen(chosen_rows(read_csv(args.source_file)), args, written=False)
+        return
     rates, folder = parse_rates(args.noise), args.out.with_suffix(".cells")
     data, source = split_data(args.data)
     if args.controls:
@@ -225,15 +271,25 @@ def run(args: argparse.Namespace) -> None:
         seeds = range(args.seeds)
         cells = control_cells(args.data, args.backbone, controls, rates, seeds, folder, protocol=args.protocol)
         rows = run_grid(cells, folder, jobs=args.jobs, on_row=_report)
-        table = equal_terms_table(rows, f"controls, {data}, {args.backbone}, noise {protocol_label(args.protocol)}")
+        write_csv(rows, args.out)
+        title = f"controls, {data}, {args.backbone}, noise {protocol_label(args.protocol)}"
+        show_table(equal_terms_table(rows, title), args)
     else:
         cells = trial_cells(args.data, args.backbone, args.methods.split(","), rates)
         trials = run_grid(cells, folder, jobs=args.jobs, on_row=_report)
         chosen = run_grid(chosen_cells(trials, range(args.seeds), source), folder, jobs=args.jobs, on_row=_report)
-        table = equal_terms_table(chosen, f"best of {len(GRID)} trials each, {data}, {args.backbone}")
-        rows = [*trials, *(row for row in chosen if row["seed"] != 0)]
-    write_csv(rows, args.out)
-    show_table(table, args)
+        write_csv([*trials, *(row for row in chosen if row["seed"] != 0)], args.out)
+        show_chosen(chosen, args)
+
+
+def show_chosen(rows: Sequence[dict[str, Any]], args: argparse.Namespace, *, written: bool = True) -> None:
+    """Print the comparison of the chosen trials, then what their divisions are worth and what they cost."""
+    title = f"best of {len(GRID)} trials each, {rows[0]['data']}, {rows[0]['backbone']}"
+    show_table(equal_terms_table(rows, title), args, written=written)
+    print(f"\n{division_table(rows, title=title).as_text()}")
+    if args.figure is not None:
+        for file in draw_cost(rows, args.figure):
+            print(file)
 
 
 def _report(row: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,13 +19,14 @@ from benchmarks.equal_terms import (
     build_parser,
     choose_controls,
     chosen_cells,
+    chosen_rows,
     control_cells,
     equal_terms_table,
     main,
     right_pairs_only,
     trial_cells,
 )
-from sremkit.bench.grid import cell_key
+from sremkit.bench.grid import cell_key, write_csv
 from sremkit.config.recipes import load_recipe
 from sremkit.data.batch import Batch
 from sremkit.data.training_pairs import noise_for, read_training_pairs
@@ -113,11 +115,43 @@ def test_an_unknown_control_is_named(capsys) -> None:
     assert "controls run one at a time" in capsys.readouterr().err
 
 
-def test_the_table_has_a_line_for_each_method() -> None:
+def trial_row(method: str, seed: int, trial: int, val: float, test: float) -> dict[str, Any]:
+    learning_rate, dropout, ema_decay = GRID[trial]
+    place = {"data": "flickr8k", "backbone": "dual", "method": method, "rate": 0.6, "trial": trial, "seed": seed}
+    setting = {"learning_rate": learning_rate, "dropout": dropout, "ema_decay": ema_decay}
+    return {**place, **setting, "val_rsum": val, "test_rsum": test, "epochs": 10 + seed}
+
+
+def test_the_table_compares_the_chosen_trials_paired_by_seed(tmp_path: Path, capsys) -> None:
     rows = [
-        {"method": "rcl", "rate": 0.6, "seed": seed, "val_rsum": 260.0 + seed, "test_rsum": 250.0, "epochs": 10 + seed}
-        for seed in range(2)
+        trial_row("rcl", 0, 0, 250.0, 299.0),  # better on test alone: not chosen
+        trial_row("rcl", 0, 1, 260.0, 250.0),
+        trial_row("rcl", 1, 1, 261.0, 252.0),
+        trial_row("srem", 0, 3, 270.0, 260.0),
+        trial_row("srem", 1, 3, 271.0, 262.2),
+        {**trial_row("ncr", 0, 0, 280.0, 270.0), "networks": 2},
     ]
+    chosen = chosen_rows(rows)
+    assert [row["test_rsum"] for row in chosen] == [250.0, 252.0, 260.0, 262.2, 270.0]
+    table = equal_terms_table(chosen, "t")
+    (heading, (rcl, srem)), (two, (ncr,)) = table.sections
+    assert (heading, two) == ("60% noise", "60% noise, two networks")
+    # Differences of 10 and 10.2: mean 10.1, standard error 0.1, and t of one degree of freedom is 12.71.
+    assert rcl == ["rcl", "2", "260.5 ± 0.7", "251.0 ± 1.4", "-10.1 (-11.4 to -8.8) srem", "-", "-", "-", "10, 11",
+                   "0.0005, 0.5, 0.999"]  # fmt: skip
+    assert srem[3:5] == ["**261.1 ± 1.6**", "+10.1 (+8.8 to +11.4) rcl"]
+    assert ncr[1:5] == ["1", "280.0", "270.0", "-"]
+    write_csv(rows, tmp_path / "rows.csv")
+    assert main(["--from", str(tmp_path / "rows.csv")]) == 0
+    assert "+10.1 (+8.8 to +11.4) rcl" in capsys.readouterr().out
+
+
+def test_the_table_of_controls_has_neither_trials_nor_rivals() -> None:
+    rows = [
+        {"data": "flickr8k", "backbone": "dual", "method": "rcl", "rate": 0.6, "seed": seed, "val_rsum": 260.0 + seed,
+         "test_rsum": 250.0, "epochs": 10 + seed}
+        for seed in range(2)
+    ]  # fmt: skip
     ((heading, (line,)),) = equal_terms_table(rows, "t").sections
     assert heading == "60% noise"
     assert line == ["rcl", "2", "260.5 ± 0.7", "250.0 ± 0.0", "-", "-", "-", "10, 11"]

@@ -26,19 +26,15 @@ COLUMNS = {
 
 
 def with_relative_seconds(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows with "relative_seconds", where InfoNCE was run on the same data, backbone and noise; else None."""
-    baseline = {
-        place: fmean(epoch_seconds(row) for row in members)
-        for place, members in grouped(
-            [row for row in rows if row["method"] == BASELINE and "seconds_per_epoch" in row],
-            "data",
-            "backbone",
-            "rate",
-        ).items()
-    }
+    """The rows with "relative_seconds", where InfoNCE was run on the same data, backbone, noise and device, or None."""
+    places = [(row["data"], row["backbone"], row["rate"], row.get("device")) for row in rows]
+    seconds: dict[tuple, list[float]] = {}
+    for place, row in zip(places, rows, strict=True):
+        if row["method"] == BASELINE and "seconds_per_epoch" in row:
+            seconds.setdefault(place, []).append(epoch_seconds(row))
     result = []
-    for row in rows:
-        base = baseline.get((row["data"], row["backbone"], row["rate"]))
+    for place, row in zip(places, rows, strict=True):
+        base = fmean(seconds[place]) if place in seconds else None
         known = base is not None and "seconds_per_epoch" in row
         result.append({**row, "relative_seconds": epoch_seconds(row) / base if known and base else None})
     return result

@@ -61,9 +61,10 @@ def draw_cost(rows: Sequence[dict[str, Any]], stem: Path) -> list[Path]:
     """
     points = []
     for method, members in grouped(with_relative_seconds(rows), "method").items():
-        if any(member["relative_seconds"] is None for member in members):
+        costs = [member["relative_seconds"] for member in members if member["relative_seconds"] is not None]
+        if not costs:
             raise UserError("the cost is relative to InfoNCE, and the CSV has no cell of it; add infonce to --methods")
-        cost = float(np.mean([member["relative_seconds"] for member in members]))
+        cost = float(np.mean(costs))
         recall = float(np.mean([float(member["test_rsum"]) for member in members]))
         points.append((method[0], cost, recall, int(members[0]["networks"])))
     figure, (axis,) = new_axes(1, 1, width=6.4, height=4.2)
@@ -77,6 +78,9 @@ def draw_cost(rows: Sequence[dict[str, Any]], stem: Path) -> list[Path]:
     for name, cost, recall, _ in points:
         axis.annotate(name, (cost, recall), textcoords="offset points", xytext=(5, 4), fontsize=8)
     axis.set_xscale("log")
+    axis.set_xticks([tick for tick in (0.5, 1, 2, 5, 10, 20, 50, 100) if tick <= max(p[1] for p in points)])
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.minorticks_off()
     axis.set_xlabel("time of an epoch, relative to InfoNCE")
     axis.set_ylabel("R_sum on the test split")
     axis.legend(frameon=False, fontsize=9)
