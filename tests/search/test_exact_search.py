@@ -46,13 +46,13 @@ def test_a_best_vector_with_a_small_leading_part_is_found() -> None:
     vectors, rest = decaying(12_000, seed=0), np.linalg.svd(decaying(12_000, seed=0))[2][-1]
     vectors[777] = 3 * rest
     query = rest[None].astype(np.float32)
-    assert VectorIndex.build(vectors, query).search(query, 5)[0][0, 0] == 777
+    assert VectorIndex.build(vectors, query).with_bounds().search(query, 5)[0][0, 0] == 777
 
 
 def test_random_directions_are_compared_with_all() -> None:
     vectors, queries = isotropic(BOUNDS_FROM, seed=0), isotropic(6, seed=1)
     assert BoundedSearch(vectors).search(queries, 10) == [None] * 6
-    index = VectorIndex.build(vectors, queries)
+    index = VectorIndex.build(vectors, queries).with_bounds()
     assert index.bounded is not None
     np.testing.assert_array_equal(index.search(queries, 10)[0], nearest(vectors, queries, 10))
 
@@ -62,7 +62,7 @@ def test_queries_of_both_kinds_in_one_batch_keep_their_rows() -> None:
     queries = np.concatenate([decaying(2, seed=1), np.zeros((1, DIM), np.float32), decaying(2, seed=2)])
     results = BoundedSearch(vectors).search(queries, 10)
     assert [result is None for result in results] == [False, False, True, False, False]  # all products with 0 are equal
-    numbers, products = VectorIndex.build(vectors, queries).search(queries, 10)
+    numbers, products = VectorIndex.build(vectors, queries).with_bounds().search(queries, 10)
     rows = [0, 1, 3, 4]
     np.testing.assert_array_equal(numbers[rows], nearest(vectors, queries[rows], 10))
     np.testing.assert_array_equal(products[2], np.zeros(10))
@@ -76,9 +76,14 @@ def test_all_of_the_equal_vectors_can_be_found() -> None:
     assert set(found[0].tolist()) == {5, *range(100, 100 + FIRST)}
 
 
-def test_a_small_index_has_no_bounds() -> None:
-    assert VectorIndex.build(decaying(BOUNDS_FROM - 1, seed=0), decaying(2, seed=1)).bounded is None
-    assert VectorIndex.build(decaying(BOUNDS_FROM, seed=0)[:, :COLUMNS], decaying(2, seed=1)).bounded is None
+def test_bounds_are_prepared_where_they_pay() -> None:
+    vectors, queries = decaying(BOUNDS_FROM, seed=0), decaying(2, seed=1)
+    index = VectorIndex.build(vectors, queries)
+    assert index.bounded is None
+    assert index.with_bounds().bounded is not None
+    assert VectorIndex.build(vectors[1:], queries).with_bounds().bounded is None
+    assert VectorIndex.build(vectors[:, :COLUMNS].copy(), queries).with_bounds().bounded is None
+    assert VectorIndex.build(vectors, queries, kind="ivf").with_bounds().bounded is None
 
 
 def test_the_basis_is_orthonormal_and_leading() -> None:
