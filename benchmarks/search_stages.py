@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,7 @@ def measure(args: argparse.Namespace) -> None:
     indexes = {"images": searcher.images.with_bounds(), "texts": searcher.texts.with_bounds()}
     result = {
         "encode_ms": {
-            name: {size: milliseconds(lambda e=encoder, s=size: e.encode(texts[:s])) for size in SIZES}
+            name: {size: milliseconds(partial(encoder.encode, texts[:size])) for size in SIZES}
             for name, encoder in encoders.items()
         },
         **{name: search_times(index, queries[name]) for name, index in indexes.items()},
@@ -67,7 +68,7 @@ def search_times(index: VectorIndex, queries: np.ndarray) -> dict[str, object]:
         "compared_with_all": None if index.bounded is None else index.bounded.search(queries, RESULTS).count(None),
         "largest_difference_of_products": float(np.abs(found["plain"] - found["bounds"]).max()),
         "find_ms": {
-            name: {size: milliseconds(lambda w=way, s=size: w.search(queries[:s], RESULTS)) for size in SIZES}
+            name: {size: milliseconds(partial(way.search, queries[:size], RESULTS)) for size in SIZES}
             for name, way in ways.items()
         },
     }
