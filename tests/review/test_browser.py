@@ -212,6 +212,18 @@ def test_ten_thousand_pairs_scroll_in_the_grid(chromium: Any, tmp_path: Path) ->
         assert page.problems == []
 
 
+def test_what_was_decided_is_not_cut_off_in_narrow_tiles(chromium: Any, audit: Path) -> None:
+    with running(open_review(audit)) as server:
+        page = open_page(chromium, server.url, viewport={"width": 360, "height": 740})
+        press(page, "a", "2 of 10")  # "suggestion accepted" is the longest
+        page.keyboard.press("g")
+        page.wait_for_selector(".tile .badge.accept")
+        badge, tile = (page.locator(name).first.bounding_box() for name in (".badge.accept", ".tile.accept"))
+        assert badge["y"] + badge["height"] <= tile["y"] + tile["height"]
+        assert badge["x"] + badge["width"] <= tile["x"] + tile["width"]
+        assert badge["height"] < 30  # on one line
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_narrow_screens_have_no_horizontal_scrolling_and_text_has_contrast(
     chromium: Any, audit: Path, scheme: str

@@ -105,7 +105,7 @@ def _image_encoder() -> EfficientNetEncoder:
 
 @cache
 def _text_encoder() -> MiniLMEncoder:
-    return MiniLMEncoder()
+    return MiniLMEncoder(packed=True)
 
 
 def _batch(count: int, **parts: Any) -> Batch:

@@ -71,6 +71,10 @@ class Searcher:
         self.candidates = candidates or (CANDIDATES if model.needs_reranking else CANDIDATES_OF_VECTORS)
         self.facts = facts or {}  # of index.json
 
+    def prepare_for_many_queries(self) -> None:
+        """Spend about a second on making every search faster; the results are the same."""
+        self.images, self.texts = self.images.with_bounds(), self.texts.with_bounds()
+
     def search_texts(self, texts: Sequence[str], k: int = 10) -> list[list[Hit]]:
         """For each text the `k` images that fit it best."""
         return self.find_images(self.model.encode_texts(texts), [k] * len(texts))

@@ -1,5 +1,8 @@
 """Nearest vectors by inner product: exact search up to 100,000 vectors, an inverted file (IVF) of FAISS beyond.
 
+A server excludes most vectors of an exact search by bounds (`exact_search.py`), and compares with all where that is not
+possible.
+
 The recall of an inverted file is measured against exact search when it is built: of sample queries, the fraction of
 the exact nearest vectors that it finds. It probes as few clusters as reach `TARGET_RECALL`.
 """
@@ -7,7 +10,7 @@ the exact nearest vectors that it finds. It probes as few clusters as reach `TAR
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,8 +19,10 @@ import numpy as np
 from sremkit.errors import DataError, UserError
 from sremkit.extras import require
 from sremkit.io import atomic_write, file_checksum
+from sremkit.search.exact_search import COLUMNS, BoundedSearch
 
 FLAT_UP_TO = 100_000  # vectors that are searched exactly
+BOUNDS_FROM = 10_000  # vectors; of fewer, comparing with all is as fast
 TARGET_RECALL = 0.95
 RECALL_AT = 10
 SAMPLE_QUERIES = 256
@@ -42,6 +47,7 @@ class VectorIndex:
     kind: Kind
     faiss_index: Any
     recall: float | None = None  # at RECALL_AT against exact search; None of an exact index
+    bounded: BoundedSearch | None = None  # of `with_bounds`
 
     @classmethod
     def build(cls, vectors: np.ndarray, sample_queries: np.ndarray, *, kind: Kind | None = None) -> VectorIndex:
@@ -61,10 +67,29 @@ class VectorIndex:
 
         Where an inverted file finds fewer, numbers are -1.
         """
+        queries, k = np.ascontiguousarray(queries, np.float32), min(k, len(self))
+        if self.bounded is None:
+            return self._compare(queries, k)
+        found = self.bounded.search(queries, k)
+        open_rows = [row for row, result in enumerate(found) if result is None]
+        if open_rows:
+            compared = zip(*self._compare(queries[open_rows], k), strict=True)
+            for row, result in zip(open_rows, compared, strict=True):
+                found[row] = result
+        numbers, products = zip(*(result for result in found if result is not None), strict=True)
+        return np.stack(numbers), np.stack(products)
+
+    def with_bounds(self) -> VectorIndex:
+        """An index that finds the same in a fraction of the time, where that pays; prepared in about a second."""
+        pays = self.kind == "flat" and len(self) >= BOUNDS_FROM and self.vectors.shape[1] >= 2 * COLUMNS
+        return replace(self, bounded=BoundedSearch(self.vectors)) if pays else self
+
+    def _compare(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """As `search`, by FAISS."""
         # FAISS would read all vectors again for each query; the results are the same up to rounding.
         by_product = len(queries) >= PRODUCT_FROM
         faiss_module().cvar.distance_compute_blas_threshold = PRODUCT_FROM if by_product else NEVER
-        products, numbers = self.faiss_index.search(np.ascontiguousarray(queries, np.float32), min(k, len(self)))
+        products, numbers = self.faiss_index.search(queries, k)
         return numbers, products
 
     def __len__(self) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from sremkit.data import read_pairs
 from sremkit.errors import DataError
@@ -84,3 +85,27 @@ def test_vectors_are_those_stored_with_flickr8k(encoder: MiniLMEncoder, data_roo
     stored = pairs.text_features.rows(np.arange(64)).values
     # They are stored as float16: numbers up to 0.3 are off by up to 0.3 / 2^11 = 1.5e-4.
     np.testing.assert_allclose(encoder.encode(pairs.texts[:64]), stored, rtol=0, atol=1.5e-4)
+
+
+def test_the_packed_forward_pass_gives_the_same_vectors(encoder: MiniLMEncoder) -> None:
+    packed = MiniLMEncoder(packed=True)
+    many = [*TEXTS, " ".join(["dog"] * (MAX_TOKENS + 9)), *(f"A man with {k} hats." for k in range(BATCH_SIZE))]
+    np.testing.assert_allclose(packed.encode(many), encoder.encode(many), rtol=0, atol=2e-6)
+    np.testing.assert_allclose(packed.encode(TEXTS[:1]), encoder.encode(TEXTS[:1]), rtol=0, atol=2e-6)
+    assert pickle.loads(pickle.dumps(packed)).packed
+
+
+@pytest.mark.parametrize("problem", ["missing", "wrong"])
+def test_a_packed_forward_pass_that_is_missing_or_wrong_is_not_used(
+    encoder: MiniLMEncoder, monkeypatch: pytest.MonkeyPatch, problem: str
+) -> None:
+    class Unusable:
+        def __init__(self, model: object) -> None:
+            if problem == "missing":
+                raise NotImplementedError("no oneDNN in this build")
+
+        def __call__(self, token_ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(*token_ids.shape, MiniLMEncoder.dim)
+
+    monkeypatch.setattr("sremkit.features.encoders.minilm.PackedBert", Unusable)
+    np.testing.assert_array_equal(MiniLMEncoder(packed=True).encode(TEXTS), encoder.encode(TEXTS))

@@ -78,6 +78,7 @@ class SearchService:
         self.timeout = timeout
         threads = threads or max(1, usable_cores() // 2)
         torch.set_num_threads(threads)
+        searcher.prepare_for_many_queries()
         limits: dict[str, Any] = {
             "max_batch": MAX_BATCH,
             "max_waiting": MAX_WAITING,
