@@ -51,11 +51,13 @@ format: setup
 	@$(BIN)/ruff format --quiet .
 
 # Tests of the core on other versions of Python and on the oldest declared dependencies; needs uv. What cannot be installed is reported.
+# A build of PyTorch at hand, for one version of Python: MATRIX=3.11:lowest-direct MATRIX_WITH="torch==2.13.0+cpu --find-links DIR"
+MATRIX_WITH ?=
 MATRIX ?= 3.11:highest 3.12:highest 3.13:highest 3.11:lowest-direct
 test-matrix:
 	@for cell in $(MATRIX); do python=$${cell%%:*}; resolution=$${cell##*:}; folder=.venv-$$python-$$resolution; \
 		if uv venv --quiet --python $$python $$folder && uv pip install --quiet --python $$folder --resolution $$resolution \
-			'.[demo]' 'pytest>=8' 'hypothesis>=6.100' 'mpmath>=1.3' >$$folder/install.log 2>&1; \
+			'.[demo]' 'pytest>=8' 'hypothesis>=6.100' 'mpmath>=1.3' $(MATRIX_WITH) >$$folder/install.log 2>&1; \
 		then $$folder/bin/python -m pytest tests/test_io.py tests/config tests/objectives -m "not alone" \
 			&& echo "$$cell: passed" || echo "$$cell: FAILED"; \
 		else echo "$$cell: could not be installed: $$(tail -n 1 $$folder/install.log 2>/dev/null)"; fi; done

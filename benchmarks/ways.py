@@ -26,7 +26,7 @@ from benchmarks.commands import make_parser, run_command
 
 SOURCE = Path(sremkit.__file__).parent
 NOT_ON_THE_WAY = (
-    "config/", "registry.py", "experiment.py", "cli/", "extras.py", "errors.py", "io.py", "evaluation/", "reports/",
+    "config/", "registry.py", "experiment/", "cli/", "extras.py", "errors.py", "io.py", "evaluation/", "reports/",
     "methods/base.py", "methods/common/batch_accuracy.py", "objectives/warmup.py", "training/warmup.py",
     "models/__init__.py", "data/formats/__init__.py", "methods/common/state_dicts.py",
     "training/metrics.py", "training/diagnostics.py", "training/reporters.py", "training/state.py",

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from sremkit import experiment
 from sremkit.config.recipes import load_recipe
-from sremkit.experiment import make_batches, make_trainer, peak_memory_mb, prepare
+from sremkit.experiment import make_batches, make_trainer, memory, peak_memory_mb, prepare
 from sremkit.models.ensemble import logit_of_mean
 from sremkit.training.reporters import Reporter
 
@@ -76,7 +75,7 @@ def test_peak_memory_is_in_mib_on_every_platform(monkeypatch: pytest.MonkeyPatch
     usage = SimpleNamespace(RUSAGE_SELF=0, getrusage=lambda _: SimpleNamespace(ru_maxrss=3 * 2**20))
     monkeypatch.setitem(sys.modules, "resource", usage)
     for platform, expected in (("linux", 3 * 2**10), ("darwin", 3.0)):
-        monkeypatch.setattr(experiment.sys, "platform", platform)
+        monkeypatch.setattr(memory.sys, "platform", platform)
         assert peak_memory_mb(cpu) == expected
     monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows
     assert np.isnan(peak_memory_mb(cpu))

@@ -8,18 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from sremkit.cli.main import build_parser
+from sremkit.cli.parser import all_parsers
+
 #: Rows of the table below that are still to be replaced somewhere.
 PENDING: set[str] = set()
 
 REPOSITORY = Path(__file__).parents[1]
 FOLDERS = {
     "src": ("*.py", "*.html", "*.js", "*.css"),
-    "docs": ("*.md",),
+    "docs": ("*.md", "*.py", "*.ipynb", "*.html", "*.css"),
     "configs": ("*.toml",),
     "benchmarks": ("*.py", "*.md"),
-    "examples": ("*.py", "*.md"),
+    "examples": ("*.py", "*.md", "*.ipynb"),
 }
-PAGES = ("README.md", "CONTRIBUTING.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
 #: Texts that are data: captions of generated scenes.
 DATA = "Template("
 #: History, the table of old names, and commands that older versions have to understand as well.
@@ -129,7 +132,11 @@ def occurrences(pattern: str) -> list[str]:
 
 @cache
 def texts() -> dict[str, str]:
-    """Every file that readers see, by its path."""
+    """Every file that readers see, by its path, and the help of every command."""
     found = [file for folder, types in FOLDERS.items() for t in types for file in (REPOSITORY / folder).rglob(t)]
     files = {file.relative_to(REPOSITORY).as_posix(): file for file in [*found, *map(REPOSITORY.joinpath, PAGES)]}
-    return {path: file.read_text(encoding="utf-8") for path, file in files.items() if path not in EXEMPT}
+    read = {path: file.read_text(encoding="utf-8") for path, file in files.items() if path not in EXEMPT}
+    # Help as it is shown: in the source a term of two words may stand on two lines.
+    shown = {parser.prog: " ".join(parser.format_help().split()) for parser in all_parsers(build_parser())}
+    assert len(shown) > 20
+    return read | shown

@@ -17,9 +17,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from sremkit import experiment, io
+from sremkit import io
 from sremkit.data import worker_processes
 from sremkit.errors import UserError
+from sremkit.experiment import memory
 from sremkit.features import workers
 from sremkit.io import atomic_write, atomic_write_folder, fsync, remove_partials_of, reserve, sole_writer, try_lock
 
@@ -101,21 +102,21 @@ def test_memory_is_unknown_without_the_module_resource(monkeypatch) -> None:
         return really(name, *arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(builtins, "__import__", without)
-    assert math.isnan(experiment.peak_memory_mb(torch.device("cpu")))
+    assert math.isnan(memory.peak_memory_mb(torch.device("cpu")))
 
 
 def test_macos_counts_memory_in_bytes(monkeypatch) -> None:
     resource = pytest.importorskip("resource")
     monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=3 * 2**20))
-    monkeypatch.setattr(experiment.sys, "platform", "darwin")
-    assert experiment.peak_memory_mb(torch.device("cpu")) == 3
-    monkeypatch.setattr(experiment.sys, "platform", "linux")
-    assert experiment.peak_memory_mb(torch.device("cpu")) == 3 * 2**10
+    monkeypatch.setattr(memory.sys, "platform", "darwin")
+    assert memory.peak_memory_mb(torch.device("cpu")) == 3
+    monkeypatch.setattr(memory.sys, "platform", "linux")
+    assert memory.peak_memory_mb(torch.device("cpu")) == 3 * 2**10
 
 
 def test_without_sysconf_no_model_is_too_large(monkeypatch) -> None:
     monkeypatch.delattr(os, "sysconf")
-    assert experiment.physical_memory() == math.inf
+    assert memory.physical_memory() == math.inf
 
 
 def test_cores_are_counted_without_affinity(monkeypatch) -> None:

@@ -33,12 +33,21 @@ class Registry(Generic[T]):
         kind: what a component is called in messages.
         packages: all of their modules are imported.
         group: of entry points, which name a component or a module that registers some; None for no plugins.
+        accepts: whether an object of a plugin is such a component; by default any class is.
     """
 
-    def __init__(self, kind: str, *, packages: tuple[str, ...], group: str | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        *,
+        packages: tuple[str, ...],
+        group: str | None = None,
+        accepts: Callable[[type], bool] = lambda component: True,
+    ) -> None:
         self.kind = kind
         self.packages = packages
         self.group = group
+        self.accepts = accepts
         self._entries: dict[str, T] = {}
         self._discovered = False
 
@@ -89,8 +98,10 @@ class Registry(Generic[T]):
             component = entry_point.load()
             registered = any(component is entry for entry in self._entries.values())
             if not isinstance(component, ModuleType) and not registered:
+                if not isinstance(component, type) or not self.accepts(component):
+                    raise TypeError(f"{entry_point.value} is no {self.kind}")
                 self.register(entry_point.name)(cast(T, component))
-        except Exception as problem:
+        except (Exception, SystemExit) as problem:  # a module that ends the program is no reason to end ours
             package = entry_point.dist.name if entry_point.dist is not None else entry_point.value
             warnings.warn(
                 f"the {self.kind} '{entry_point.name}' of the package '{package}' is left out, because it could not "

@@ -123,3 +123,12 @@ def test_a_table_is_made_from_finished_rows(tmp_path: Path, capsys) -> None:
     assert "**291.0 ± 1.0**" in (tmp_path / "t.md").read_text()
     assert main(["bench", "methods", "--from", str(tmp_path / "none.csv")]) == 2
     assert "does not exist" in capsys.readouterr().err
+
+
+def test_every_finished_table_of_the_repository_can_be_read() -> None:
+    read = 0
+    for path in (Path(__file__).parents[2] / "results").glob("*.csv"):
+        if {"data", "backbone", "method", "rate"} <= set(path.read_text(encoding="utf-8").split("\n", 1)[0].split(",")):
+            assert methods_table(with_recipes(read_csv(path)), title=path.stem).sections
+            read += 1
+    assert read > 15

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from small_recipes import TINY, tiny
-from sremkit import experiment
 from sremkit.bench import grid
 from sremkit.bench.differences import NOTE
 from sremkit.bench.methods import method_cells, methods_table, run_methods
 from sremkit.config.recipes import load_recipe
+from sremkit.experiment import training_run
 
 
 def test_a_key_follows_the_settings_and_not_the_name() -> None:
@@ -60,13 +60,13 @@ def test_finished_cells_are_kept_and_the_order_is_that_of_the_cells(tmp_path: Pa
 def test_the_memory_of_a_cell_is_that_of_its_training(monkeypatch) -> None:
     peak = [300.0]  # before the first validation; each makes it larger
     monkeypatch.setattr(grid, "peak_memory_mb", lambda device: peak[-1])
-    validation_metrics = experiment.validation_metrics
+    validation_metrics = training_run.validation_metrics
 
     def validate(*args):
         peak.append(peak[-1] + 9000.0 if len(peak) > 1 else 500.0)
         return validation_metrics(*args)
 
-    monkeypatch.setattr(experiment, "validation_metrics", validate)
+    monkeypatch.setattr(training_run, "validation_metrics", validate)
     assert grid.run_cell(tiny())["peak_memory_mb"] == 500.0
     assert peak == [300.0, 500.0, 9500.0]
 
@@ -111,7 +111,7 @@ def test_the_best_model_is_tested_and_not_the_last(monkeypatch) -> None:
     tested: list[dict[str, Tensor]] = []
     results = iter([30.0, 50.0, 40.0])
     monkeypatch.setattr(
-        experiment,
+        training_run,
         "validation_metrics",
         lambda m, *_: validated.append(weights(m)) or {"rsum": next(results)},
     )

@@ -216,7 +216,7 @@ def test_the_best_model_is_scored_and_not_the_last(monkeypatch: pytest.MonkeyPat
         falling = np.linspace(1.0, 0.0, len(pairs))
         return InBatchScores(match=falling, energy_i2t=falling, energy_t2i=falling)
 
-    monkeypatch.setattr("sremkit.experiment.validation_metrics", validated)
+    monkeypatch.setattr("sremkit.experiment.training_run.validation_metrics", validated)
     monkeypatch.setattr(filter_scenes, "in_batch_scores", falling_scores)
     recipe = filter_recipe("infonce", "vse-infty", 0, [*TINY, "training.epochs=2"])
     row = run_cell(recipe, MIXED)

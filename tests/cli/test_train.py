@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from sremkit import experiment
 from sremkit.cli.main import main
 from sremkit.demo import MARKER, RECIPES, make_room
 from sremkit.errors import UserError
+from sremkit.experiment import finished_runs, training_run
 from sremkit.training.run_folder import RunFolder
 
 TINY = [
@@ -84,7 +84,7 @@ def test_resuming_a_finished_run_says_so(run: Path, capsys) -> None:
 def test_a_run_that_never_began_does_not_stand_in_the_way(tmp_path: Path, monkeypatch) -> None:
     out = str(tmp_path / "run")
     with monkeypatch.context() as broken:
-        broken.setattr(experiment, "make_trainer", _fails)
+        broken.setattr(training_run, "make_trainer", _fails)
         with pytest.raises(RuntimeError, match="no such device"):
             main(["train", "scenes-srem", *TINY, "--out", out])
     assert main(["train", "scenes-srem", *TINY, "--out", out]) == 0
@@ -174,9 +174,9 @@ def test_a_run_in_half_precision_is_evaluated_in_it(run: Path, tmp_path: Path, m
     half = tmp_path / "half"
     assert main(["train", "scenes-infonce", *TINY, "--set", "training.precision=bf16", "--out", str(half)]) == 0
     seen = []
-    score_matrix = experiment.score_matrix
+    score_matrix = finished_runs.score_matrix
     monkeypatch.setattr(
-        experiment,
+        finished_runs,
         "score_matrix",
         lambda *a: seen.append(torch.is_autocast_enabled("cpu")) or score_matrix(*a),
     )

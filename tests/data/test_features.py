@@ -102,12 +102,12 @@ print(rows, (after - before) / 1024)
 
 
 @pytest.mark.alone
-def test_iterating_five_gigabytes_takes_less_than_one(tmp_path: Path) -> None:
+def test_iterating_takes_less_than_a_fifth_of_the_features(tmp_path: Path) -> None:
     path = tmp_path / "train_ims.npy"
-    shape = (18_000, 36, 2048)  # 5.3 GB of zeros that take no room on the disk
+    shape = (9_000, 36, 2048)  # 2.6 GB of zeros that take no room on the disk
     np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape).flush()
-    assert path.stat().st_size > 5e9
+    assert path.stat().st_size > 2.6e9
     run = subprocess.run([sys.executable, "-c", ITERATE, str(path)], capture_output=True, text=True, check=True)
     rows, megabytes = run.stdout.split()
     assert int(rows) == shape[0]
-    assert float(megabytes) < 1000
+    assert float(megabytes) < 500

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hostile import arrays, models, numbers, requests, results, run_folders, texts
+from hostile import arrays, components, models, numbers, requests, results, rooms, run_folders, texts
 from hostile.harness import Case
 from hostile.requests import RequestCase
 
@@ -17,4 +17,6 @@ GROUPS: Mapping[str, Sequence[AnyCase]] = {
     "decisions, indexes": list(results.cases()),
     "models and pixels": list(models.cases()),
     "requests": list(requests.cases()),
+    "other commands": list(rooms.cases()),
+    "plugins, frames": list(components.cases()),
 }

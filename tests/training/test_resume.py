@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -103,24 +104,49 @@ def test_a_finished_run_resumed_stays_as_it_is(uninterrupted: RunFolder) -> None
     assert before[1] == after[1]
 
 
+def start_fork(forks: subprocess.Popen[str], path: Path) -> int:
+    """A process that trains in the folder; returns its number once it has started."""
+    assert forks.stdin is not None
+    assert forks.stdout is not None
+    forks.stdin.write(f"{path}\n")
+    forks.stdin.flush()
+    word, number = forks.stdout.readline().split()
+    assert word == "started"
+    return int(number)
+
+
+def end_of_fork(forks: subprocess.Popen[str]) -> int:
+    """Wait for that process; returns its exit status."""
+    assert forks.stdin is not None
+    assert forks.stdout is not None
+    forks.stdin.write("\n")
+    forks.stdin.flush()
+    while not (line := forks.stdout.readline()).startswith("ended"):
+        assert line == "finished\n"
+    return int(line.split()[1])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_killed_twenty_times_at_random_it_still_ends_the_same(uninterrupted: RunFolder, tmp_path: Path) -> None:
     path = tmp_path / "run"
-    command = [sys.executable, tiny.__file__, str(path)]
     moments = random.Random(0)
-    kills = 0
-    while kills < KILLS:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "started\n"
+    kills, killed = 0, 0
+    with subprocess.Popen(
+        [sys.executable, tiny.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as forks:
+        while kills < KILLS:
+            child = start_fork(forks, path)
             time.sleep(moments.uniform(0.0, 0.12))
-            process.kill()
-            finished = "finished" in process.stdout.read()
-        kills += 1
-        for checkpoint in (path / "checkpoints").glob("step-*"):
-            assert is_valid(checkpoint), f"{checkpoint} is broken after kill {kills}"
-        if finished:
-            break
-    assert kills >= 5, "the run ended before it could be killed a few times; make it longer"
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.endswith("finished\n")
+            os.kill(child, signal.SIGKILL)
+            kills += 1
+            last = end_of_fork(forks)
+            for checkpoint in (path / "checkpoints").glob("step-*"):
+                assert is_valid(checkpoint), f"{checkpoint} is broken after kill {kills}"
+            if last == 0:
+                break
+            assert last == -signal.SIGKILL
+            killed += 1
+        assert killed >= 5, "the run ended before it could be killed a few times; make it longer"
+        start_fork(forks, path)
+        assert end_of_fork(forks) == 0
     assert_same(uninterrupted, RunFolder.open(path))

@@ -1,11 +1,13 @@
 """A run small enough to be stopped and started dozens of times: 96 pairs, a dual encoder, SREM.
 
-Started as a script it trains in the folder it is given, from wherever that folder stands.
+Started as a script it reads folders from standard input and trains in each, in a process of its own.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -95,11 +97,37 @@ def outcome(folder: RunFolder) -> tuple[dict[str, torch.Tensor], list[dict]]:
     return saved[0], metrics
 
 
-if __name__ == "__main__":
+def train_in(path: Path) -> None:
+    """Train in a folder from wherever it stands, and say when it starts and when it has finished."""
     torch.set_num_threads(1)
-    path = Path(sys.argv[1])
     run = RunFolder.open(path) if (path / "config.toml").exists() else RunFolder.create(path, config="")
     trainer = tiny_trainer(run)
-    print("started", flush=True)
+    print(f"started {os.getpid()}", flush=True)
     trainer.run()
     print("finished", flush=True)
+
+
+def train_in_forks() -> None:
+    """For each folder named on standard input a process that trains in it, so that imports are done once.
+
+    An empty line waits for that process. Until then its number is not given to another, so it can be killed safely.
+    """
+    child = 0
+    torch.set_num_threads(1)
+    tiny_trainer()  # the first optimizer imports much of PyTorch
+    for line in sys.stdin:
+        if not line.strip():
+            print(f"ended {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}", flush=True)
+            continue
+        child = os.fork()
+        if child == 0:
+            try:
+                train_in(Path(line.strip()))
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+
+
+if __name__ == "__main__":
+    train_in_forks()

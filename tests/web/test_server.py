@@ -69,9 +69,11 @@ def test_addresses() -> None:
 
 @pytest.mark.alone
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_server_finishes_requests_and_says_so(stop: int) -> None:
+@pytest.mark.parametrize("job", ["foreground", "background"])
+def test_a_stopped_server_finishes_requests_and_says_so(stop: int, job: str) -> None:
     environment = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "WAYLAND_DISPLAY")}
-    command = [sys.executable, "-c", SCRIPT]
+    handler = "SIG_IGN" if job == "background" else "default_int_handler"  # shells let background jobs ignore SIGINT
+    command = [sys.executable, "-c", f"import signal\nsignal.signal(signal.SIGINT, signal.{handler})\n{SCRIPT}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         first = process.stdout.readline()

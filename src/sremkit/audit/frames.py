@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 def source_of_frame(frame: Any, *, name: str = "frame", **options: Any) -> Source:
     """Use the rows of a pandas data frame; options of `TableReader`, such as image= and text= for columns."""
     pa = require("pyarrow", extra="audit", purpose="read a data frame")
+    if not hasattr(frame, "columns"):
+        raise UserError(f"from_pandas needs a pandas data frame, got {type(frame).__name__}")
+    names = [str(column) for column in frame.columns]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"{name} has several columns called '{twice}'; rename them")
     columns = {}
     for column in frame.columns:
         try:
@@ -42,9 +48,11 @@ def source_of_dataset(
         options: other options of `TableReader`, such as text= and id=.
     """
     if not hasattr(dataset, "features"):
-        named = f"dataset['{next(iter(dataset))}']" if isinstance(dataset, dict) else "dataset['train']"
+        named = f"dataset['{next(iter(dataset))}']" if isinstance(dataset, dict) and dataset else "dataset['train']"
         raise UserError(f"from_dataset needs one split of a dataset, such as {named}")
     library = require("datasets", extra="datasets", purpose="read a Hugging Face dataset")
+    if isinstance(dataset, library.IterableDataset):
+        raise UserError("from_dataset needs a dataset on disk or in memory, not a stream; load it with streaming=False")
     encoded = [column for column, kind in dataset.features.items() if isinstance(kind, library.Image)]
     if image is None and len(encoded) == 1:
         image = encoded[0]

@@ -31,7 +31,6 @@ class Difference(NamedTuple):
     mean: float
     low: float
     high: float
-    num_seeds: int
     rival: str
 
     @property
@@ -78,7 +77,7 @@ def paired_difference(own: Mapping[Any, float], other: Mapping[Any, float], *, r
         raise ValueError(f"an interval needs at least two seeds that both methods have, got {len(gains)}")
     mean = statistics.fmean(gains)
     half = t_quantile(len(gains) - 1) * statistics.stdev(gains) / math.sqrt(len(gains))
-    return Difference(mean, mean - half, mean + half, len(gains), rival)
+    return Difference(mean, mean - half, mean + half, rival)
 
 
 @cache

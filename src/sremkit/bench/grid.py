@@ -48,6 +48,11 @@ from sremkit.training.reporters import HistoryReporter
 from sremkit.training.trainer import Trainer
 
 DIVISION = ("division_precision", "division_recall", "division_auroc", "rematched_right")
+#: Columns that every row of a table of methods has.
+ROW_LABELS = ("data", "backbone", "method", "rate")
+NUMBERS = {"rate", "seed", "val_rsum", "networks", "epochs", "warmup_epochs", "train_auroc", "crowd_auroc",
+           "noisy_gradient_ratio", "noisy_pull_ratio", "filter_seconds_per_epoch", "seconds_per_epoch", "seconds",
+           "peak_memory_mb"}  # fmt: skip
 #: Settings that are newer than the keys of finished cells, with the value that changes nothing.
 NEWER_SETTINGS: dict[str, dict[str, Any]] = {
     "data": {"pixel_cache": "auto"},
@@ -247,25 +252,55 @@ def write_csv(rows: Iterable[dict[str, Any]], path: Path) -> None:
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a grid's CSV file with the histories of their cells; means, which have none, are left out."""
-    if not path.exists():
-        raise UserError(f"{path} does not exist; `srem bench methods -o {path}` makes it")
-    with path.open(encoding="utf-8", newline="") as file:
-        rows: list[dict[str, Any]] = list(csv.DictReader(file))
+    rows = _rows_of(path)
     cells = path.with_suffix(".cells")
-    for row in rows:
-        cell = row_file(cells, row["key"])
-        if not cell.exists():
-            raise UserError(f"{cell} is missing, and with it the history of that run; run the grid again")
+    for number, row in enumerate(rows, 2):
+        if not row.get("key"):
+            raise UserError(f"{path}, line {number} has no key, so the history of its run cannot be found")
+        if not row_file(cells, row["key"]).exists():
+            missing = row_file(cells, row["key"])
+            raise UserError(f"{missing} is missing, and with it the history of that run; run the grid again")
         row["history"] = read_row(cells, row["key"]).get("history")
     return [row for row in rows if row["history"] is not None]
 
 
 def read_csv(path: Path) -> list[dict[str, Any]]:
     """The rows of a grid's CSV file, numbers as numbers and empty cells left out; without histories."""
+    return [{key: value for key, value in row.items() if value != ""} for row in _rows_of(path)]
+
+
+def _rows_of(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         raise UserError(f"{path} does not exist; `srem bench methods -o {path}` makes it")
-    with path.open(encoding="utf-8", newline="") as file:
-        return [{key: _number(text) for key, text in row.items() if text} for row in csv.DictReader(file)]
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            lines = list(csv.DictReader(file, restval=""))
+    except (csv.Error, UnicodeDecodeError) as cause:
+        raise UserError(f"{path} is no table of `srem bench methods`: it cannot be read as CSV ({cause})") from cause
+    rows = [{key: _value(key, text) for key, text in row.items()} for row in lines]
+    if not rows:
+        raise UserError(f"{path} has no rows; `srem bench methods -o {path}` makes it")
+    for number, row in enumerate(rows, 2):
+        _check_row(row, f"{path}, line {number}")
+    return rows
+
+
+def _check_row(row: dict[str, Any], place: str) -> None:
+    if None in row:
+        raise UserError(f"{place} has more fields than the header")
+    if missing := [name for name in ROW_LABELS if row.get(name, "") == ""]:
+        raise UserError(f"{place} has no {missing[0]}; a table of `srem bench methods` has {', '.join(ROW_LABELS)}")
+    for key, value in row.items():
+        is_number = value == "" or isinstance(value, (int, float))
+        if (key in NUMBERS or key.startswith("test_")) and not is_number:
+            raise UserError(f"{place}: {key} must be a number, got '{value:.40}'")
+    if not 0 <= row["rate"] <= 1:
+        raise UserError(f"{place}: rate must lie between 0 and 1, got {row['rate']:g}")
+
+
+def _value(key: str | None, text: Any) -> Any:
+    """The text of a field as a number if it is one; labels and keys stay text."""
+    return text if key in (None, "key", "recipe", *ROW_LABELS[:-1]) else _number(text)
 
 
 def _number(text: str) -> Any:

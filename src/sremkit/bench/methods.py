@@ -287,7 +287,7 @@ def _epochs_label(row: dict[str, Any]) -> str:
     """Epochs of warm-up and after it, "3+6"; without a warm-up "9"."""
     if row.get("epochs") is None:
         return "-"
-    warmup = row["warmup_epochs"]
+    warmup = row.get("warmup_epochs")
     return f"{warmup}+{row['epochs'] - warmup}" if warmup else str(row["epochs"])
 
 

@@ -18,6 +18,7 @@ srem bench figures energies --recipe scenes-srem -o figures
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -62,6 +63,8 @@ def run(args: argparse.Namespace) -> None:
     for name in COUNTS:
         if getattr(args, name, 1) < 1:
             raise UserError(f"--{name} must be 1 or more, got {getattr(args, name)}")
+    if hasattr(args, "table") and (not args.out.name or args.out.is_dir()):
+        raise UserError(f"-o {args.out} is a folder; name a CSV file")
     args.act(args)
 
 
@@ -216,6 +219,11 @@ def _audit(args: argparse.Namespace) -> None:
     from sremkit.bench import audit
     from sremkit.bench.grid import write_csv
 
+    if not 0 < args.precision <= 1:
+        raise UserError(f"--precision must lie above 0 and at most at 1, got {args.precision:g}")
+    again = [name for name in args.again.split(",") if name]
+    if unknown := sorted(set(again) - set(audit.DETECTORS)):
+        raise UserError(f"--again: '{unknown[0]}' is none of {', '.join(audit.DETECTORS)}")
     options = {name: value for name in FILE_OPTIONS if (value := getattr(args, name)) is not None}
     cells = audit.audit_cells(
         args.data.split(","),
@@ -233,7 +241,7 @@ def _audit(args: argparse.Namespace) -> None:
         cells,
         args.out.with_suffix(".cells"),
         jobs=args.jobs,
-        again=[name for name in args.again.split(",") if name],
+        again=again,
         on_row=lambda row: print(
             f"{row['data']} {row['kind']} {row['rate']:g} {row['seed']} {row['detector']}: AUROC {row['auroc']:.3f}, "
             f"{row['seconds']:.0f} s",
@@ -320,9 +328,9 @@ def parse_rates(text: str) -> list[float]:
 
 def parse_sizes(text: str) -> list[int]:
     """Of "400,6000" the numbers."""
-    sizes = [int(size) for size in text.split(",") if size.strip().isdecimal()]
+    sizes = [int(size) for size in text.split(",") if re.fullmatch(r"\s*[0-9]{1,10}\s*", size)]
     if len(sizes) != len(text.split(",")) or min(sizes) < 1:
-        raise UserError(f"--sizes takes comma-separated numbers of pairs, such as 400,6000; got '{text}'")
+        raise UserError(f"--sizes takes comma-separated numbers of pairs, such as 400,6000; got '{text:.100}'")
     return sizes
 
 

@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from sremkit.config.aliases import rename_keys
-from sremkit.config.settings import Range, SettingsError, assign, check_ranges, from_table, parse_assignment, suggestion
+from sremkit.config.settings import (
+    Range,
+    SettingsError,
+    assign,
+    check_ranges,
+    from_table,
+    parse_assignment,
+    refuse_dates,
+    suggestion,
+)
 from sremkit.errors import UnknownNameError, UserError, UserNotice
 from sremkit.io import MAX_SEED, first_line
 
@@ -285,6 +294,7 @@ def recipe_from_table(table: dict[str, Any], overrides: Sequence[str] = (), *, w
             _rename_component(table, key[0], value)
     for key, value in assignments:
         assign(table, key, value)
+    refuse_dates(table)
     return from_table(Recipe, table, where="")
 
 

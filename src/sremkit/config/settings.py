@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import difflib
 import inspect
 import math
@@ -116,6 +117,18 @@ def check_sizes(options: dict[str, Any], *, where: str) -> None:
             raise SettingsError(f"'{where}.{key}' must be at most {MAX_SIZE:,}, got {_shown(value)}")
         if isinstance(value, float) and math.isnan(value):
             raise SettingsError(f"'{where}.{key}' must be a number, got nan")
+
+
+def refuse_dates(value: Any, where: str = "") -> None:
+    """Refuse the dates and times that TOML knows, wherever they stand; no setting is one."""
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            refuse_dates(entry, f"{where}.{key}" if where else key)
+    elif isinstance(value, list):
+        for entry in value:
+            refuse_dates(entry, where)
+    elif isinstance(value, datetime.date | datetime.time):
+        raise SettingsError(f"'{where}' is the date or time {value}, which no setting is; write text in quotes")
 
 
 def suggestion(key: str, known: Iterable[str], *, where: str = "") -> str:

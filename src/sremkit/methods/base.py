@@ -124,7 +124,12 @@ class Method(TakesOptions):
             raise ValueError(f"this method keeps no state, but the checkpoint holds {sorted(state)}")
 
 
-METHODS: Registry[type[Method]] = Registry("method", packages=("sremkit.methods",), group="sremkit.methods")
+METHODS: Registry[type[Method]] = Registry(
+    "method",
+    packages=("sremkit.methods",),
+    group="sremkit.methods",
+    accepts=lambda component: issubclass(component, Method),
+)
 
 
 def build_method(name: str, **options: Any) -> Method:

@@ -11,7 +11,10 @@ from sremkit.models.matcher import Encoded, Matcher
 from sremkit.registry import Registry
 
 BACKBONES: Registry[type[Matcher]] = Registry(
-    "backbone", packages=("sremkit.models.backbones",), group="sremkit.backbones"
+    "backbone",
+    packages=("sremkit.models.backbones",),
+    group="sremkit.backbones",
+    accepts=lambda component: issubclass(component, Matcher),
 )
 #: Models made of a backbone, which methods build for themselves.
 WRAPPERS: Registry[type[Matcher]] = Registry("model wrapper", packages=("sremkit.models.wrappers",))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -96,11 +97,12 @@ def serve(
             threading.Thread(target=_open_when_started, args=(server, url), daemon=True).start()
         else:
             print("no browser was found on this machine; open the address in one", flush=True)
-    # uvicorn stops gracefully and then raises the signal again, here as a KeyboardInterrupt.
+    # uvicorn stops gracefully and then raises the signal again, here as a KeyboardInterrupt; a shell's background job
+    # ignores SIGINT, so none comes then.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        server.run(sockets=[bound])
-    except KeyboardInterrupt:
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run(sockets=[bound])
         print("stopped", flush=True)
     finally:
         signal.signal(signal.SIGTERM, before)

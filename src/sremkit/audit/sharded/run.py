@@ -152,9 +152,9 @@ def run_on_ray(work: Work, plan: ShardPlan, numbers: Sequence[int]) -> Iterator[
     if started:
         _connect(ray, plan.workers)
     try:
-        yield from _tasks(ray, work, plan, numbers)
+        yield from _tasks(ray, work, plan, numbers, finish=not started)
     finally:
-        if started:
+        if started:  # which ends the tasks as well
             ray.shutdown()
 
 
@@ -179,7 +179,8 @@ def _work_in(folder: str, work: Work, plan: ShardPlan, number: int) -> None:
     work(plan, number)
 
 
-def _tasks(ray: Any, work: Work, plan: ShardPlan, numbers: Sequence[int]) -> Iterator[int]:
+def _tasks(ray: Any, work: Work, plan: ShardPlan, numbers: Sequence[int], *, finish: bool) -> Iterator[int]:
+    """Args: finish: after a failure wait for the tasks that have been handed over."""
     # Workers of a cluster that runs already are elsewhere, where relative paths would name other files.
     task = ray.remote(num_cpus=1)(_work_in).options(name=work.__name__)
     folder = os.getcwd()
@@ -208,8 +209,9 @@ def _tasks(ray: Any, work: Work, plan: ShardPlan, numbers: Sequence[int]) -> Ite
                 ) from failure
             yield number
     finally:
-        for unfinished in number_of:
-            ray.cancel(unfinished)
+        # Not `ray.cancel`: Ray aborts this process if the task is just ending.
+        if finish and number_of:
+            ray.wait(list(number_of), num_returns=len(number_of))
 
 
 ENGINES: dict[str, Engine] = {"local": run_locally, "ray": run_on_ray}

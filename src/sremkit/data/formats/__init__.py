@@ -46,7 +46,10 @@ class Format(Protocol):
 EXAMPLE_TEXTS = ("a dog", "a cat")
 
 FORMATS: Registry[type[Format]] = Registry(
-    "format", packages=("sremkit.data.formats", "sremkit.data.generated"), group="sremkit.formats"
+    "format",
+    packages=("sremkit.data.formats", "sremkit.data.generated"),
+    group="sremkit.formats",
+    accepts=lambda component: all(callable(getattr(component, name, None)) for name in ("recognizes", "read")),
 )
 
 WHOLE = "all"  # name of the only split of a collection without splits
