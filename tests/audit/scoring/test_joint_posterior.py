@@ -147,7 +147,8 @@ def test_mismatches_are_found_better_than_one_by_one(whole: bool, monkeypatch, t
     assert together.noise_rate is not None
     assert together.noise_rate.low <= 0.3 <= together.noise_rate.high
     assert alone.noise_rate is not None
-    assert together.noise_rate.estimate == max(alone.noise_rate.estimate, float(1 - together.match_prob.mean()))
+    expected = max(alone.noise_rate.estimate, float(1 - together.match_prob.mean()))
+    assert together.noise_rate.estimate == pytest.approx(expected, abs=1e-12)  # the mean is summed in another order
 
 
 def test_what_was_saved_scores_the_same(tmp_path: Path) -> None:
