@@ -1,27 +1,21 @@
-"""Density-ratio calibration: from the statistic of a pair to P(match), and the noise rate with its interval.
+"""Calibration: from the statistic of a pair to P(match), and the noise rate with its interval.
 
 The statistics of the given pairs are a two-component mixture of mismatched and matched pairs. The distribution of the
-mismatched component is known: the null distribution, measured on random negatives.
+mismatched component is known: the null distribution, measured on random negatives. On the scale on which it is standard
+normal, the matched component is normal too (`binormal.py`). The posterior of this mixture gives the noise rate and
 
-    f_given = rate f_null + (1 - rate) f_match,   r(x) = f_given(x) / f_null(x)               (density ratio)
-
-r rises with x, so it is fitted by isotonic regression of "given or negative?" on x. How fast matched pairs appear at
-the low end is not known: r = rate_p + slope_p q^p, with q the null distribution function, is fitted for several powers
-p, and each counts by how well it fits the counts (weight_p). The rate is the mean of rate_p. From both follows
-
-    P(mismatch | x) = rate / r(x),   at the low end the mean over p of rate_p / (rate_p + slope_p q^p)
+    P(mismatch | x) = rate f_null(x) / f_given(x)
 
 whose mean over flagged pairs is their expected precision.
-References: Storey 2002 for the rate, Efron 2001 for the local rate, Ayer et al. 1955 for isotonic regression.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
+from sremkit.audit.scoring.binormal import fit_binormal, normal_scale
 from sremkit.audit.scoring.joint_posterior import JointPosterior
 from sremkit.audit.scoring.types import NearMismatches, NoiseRate
 
@@ -30,18 +24,12 @@ MIN_PAIRS_FOR_RATE = 300  # with fewer, pairs are ordered but no noise rate is e
 MIN_SEPARATION = 0.8  # AUROC of matched pairs against negatives from which on scores are calibrated
 TIE_BREAK = 1e-3  # weight of the rank in a score: it orders pairs with equal P(match)
 
-BINS = 1000
+KNOTS = 1000  # of P(match) as a function of the statistic, half of them at quantiles of each distribution
 SEPARATION_BINS = 48  # of the histograms for the report
-LOW_STEP = 0.005  # of the null distribution function between knots at the low end
-# A few matched pairs score as low as any mismatched one: this fraction of the given pairs, and some in small data.
-MIN_DOUBT, DOUBT = 0.002, 2.0
-STEP, MAX_QUANTILE = 0.04, 0.8  # the rate is read from the lower part of the null distribution, in steps
-MAX_EXCESS_MISFIT = 4.0  # of a weighted sum of squares: two standard errors
-PRIOR = 0.6  # of a power: its own power; from the validation seeds, see docs/lab.md
-POWERS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-REPLICATES = 200
-# Random negatives stand for mismatched pairs only nearly, and a few matched pairs score as low as any mismatched one.
-# On Flickr8k the rate was off by less than this at 0 to 60 % noise.
+# How many given pairs match and score as low as any mismatched pair, beyond what the normal tail says: a fraction, a
+# number of pairs, and a part of those in the tail. Chosen on validation seeds, see docs/lab.md.
+MIN_DOUBT, DOUBTFUL_PAIRS, DOUBTFUL_TAIL = 0.002, 2.0, 0.3
+# Random negatives stand for mismatched pairs only nearly. On Flickr8k the rate was off by less than this.
 MODEL_ERROR = 0.01
 
 INDISTINCT = (
@@ -95,10 +83,8 @@ class Calibration:
         return (1 - TIE_BREAK) * match_prob + TIE_BREAK * self.rank(statistic)
 
 
-def calibrate(
-    given: np.ndarray, null: np.ndarray, given_group: np.ndarray, null_group: np.ndarray, *, seed: int
-) -> Calibration:
-    """Fit to the statistics of given pairs (m,) and of random negatives (w,), each with the group of its image."""
+def calibrate(given: np.ndarray, null: np.ndarray, given_group: np.ndarray) -> Calibration:
+    """Fit to the statistics of given pairs (m,), with the group of each one's image, and of random negatives (w,)."""
 
     def ranks_only(reason: str) -> Calibration:
         return Calibration(None, None, f"{reason}; {ORDER_ONLY}", np.sort(given))
@@ -113,7 +99,8 @@ def calibrate(
     ratio = fit_density_ratio(given, null, effective=effective)
     if not ratio.separates(separated):
         return ranks_only(UNCLEAR)
-    rate = noise_rate_interval(ratio.share, given, null, given_group, null_group, seed=seed, effective=effective)
+    # Whole images may be wrong, so the interval takes the captions of an image as one.
+    rate = noise_rate_interval(ratio.share.estimate, given, null, effective=len(np.unique(given_group)))
     fitted = Calibration(ratio, rate, "", np.sort(given))
     return replace(fitted, separation=separation_of(fitted, given, null))
 
@@ -178,179 +165,19 @@ def fit_density_ratio(given: np.ndarray, null: np.ndarray, *, effective: float |
         effective: number of independent given pairs, by default all.
     """
     effective = len(given) if effective is None else effective
-    edges = bin_edges(given, null)
-    given_bin, null_bin = (np.searchsorted(edges, values, side="right") for values in (given, null))
-    given_mass, null_mass = (_mass(bins, len(edges) + 1) for bins in (given_bin, null_bin))  # (bins,)
-    powers = fit_powers(given_mass, null_mass, num_given=effective)
-    share = powers.share()
-    values, bins = np.concatenate([given, null]), np.concatenate([given_bin, null_bin])
-    count, total = (np.bincount(bins, weights, minlength=len(edges) + 1) for weights in (None, values))
-    edge_below = np.concatenate([edges[:1], edges])  # in place of the mean of an empty bin
-    means = np.where(count > 0, total / np.maximum(count, 1), edge_below)
-    knots, block_given, block_null = isotonic_ratio(given_mass, null_mass, means)
-    # The ratio is 0 in blocks without given pairs and infinite without negatives; rate / r is finite in both.
-    of_blocks = np.minimum(share.estimate * block_null / np.maximum(block_given, 1e-12), 1.0)
-    rising = np.sort(null)
-    low_knots = np.quantile(null, np.arange(0.0, MAX_QUANTILE, LOW_STEP))
-    every_knot = np.unique(np.concatenate([knots, low_knots]))
-    below = np.searchsorted(rising, every_knot, side="right") / len(null)  # q
-    above = np.interp(every_knot, knots, of_blocks)
-    doubt = MIN_DOUBT + DOUBT / effective
-    mismatch_prob = np.where(below <= MAX_QUANTILE, powers.mismatch_prob(below, doubt), above)
-    return DensityRatio(share, every_knot, np.minimum.accumulate(mismatch_prob))
+    posterior = fit_binormal(normal_scale(given, null), effective=effective)
+    share = NoiseRate(posterior.rate, posterior.rate_quantile(0.025), posterior.rate_quantile(0.975))
+    doubt = MIN_DOUBT + DOUBTFUL_PAIRS / max(effective, 1) + DOUBTFUL_TAIL * posterior.low_matched
+    knots = np.unique(np.concatenate([np.quantile(values, np.linspace(0, 1, KNOTS // 2)) for values in (given, null)]))
+    mismatch_prob = posterior.at(normal_scale(knots, null)) * max(1 - doubt / max(share.estimate, doubt), 0.0)
+    return DensityRatio(share, knots, mismatch_prob)
 
 
-class PowerFits(NamedTuple):
-    """Fits of r = rate + slope q^power, one for each of POWERS."""
-
-    rate: np.ndarray  # (powers,)
-    slope: np.ndarray
-    misfit: np.ndarray  # weighted sums of squares
-
-    @property
-    def weight(self) -> np.ndarray:
-        """(powers,) sums to 1: the likelihood of each fit, times a prior by which components that are separate are
-        likelier than ones that overlap, so that easy data are not taken for difficult ones by chance."""
-        weight = np.exp(-(self.misfit - self.misfit.min()) / 2) * np.array(POWERS) ** PRIOR
-        return weight / weight.sum()
-
-    def share(self) -> NoiseRate:
-        """The mean rate, and the range of the rates of all powers that fit about as well as the best."""
-        plausible = self.rate[self.misfit <= self.misfit.min() + MAX_EXCESS_MISFIT]
-        estimate = float(self.weight @ self.rate)
-        return NoiseRate(estimate, float(min(plausible.min(), estimate)), float(max(plausible.max(), estimate)))
-
-    def mismatch_prob(self, below: np.ndarray, doubt: float) -> np.ndarray:
-        """P(mismatch) where the null distribution function is `below` (k,).
-
-        Args:
-            doubt: fraction of the given pairs that match and score as low as any mismatched pair.
-        """
-        grown = below[:, None] ** np.array(POWERS)  # (k, powers)
-        ratio = np.maximum(self.rate + self.slope * grown, 1e-12)
-        return (np.maximum(self.rate - doubt, 0.0) / ratio) @ self.weight
-
-
-def fit_powers(given_mass: np.ndarray, null_mass: np.ndarray, *, num_given: float) -> PowerFits:
-    """Fit r = rate + slope q^power to the low end, q the null distribution function, for each of POWERS.
-
-    With a large power, matched pairs begin to appear late: r is flat at the low end, and its height is the rate. With a
-    small power the two components overlap throughout.
-
-    Args:
-        given_mass: (bins,) fraction of the given pairs in each bin, the lowest first; `null_mass` likewise.
-        num_given: number of given pairs.
-    """
-    upper, given, null = _coarse_bins(given_mass, null_mass)
-    ratio = given / null
-    expected = max(given.sum() / null.sum(), 1 / num_given)  # smooths the variance of bins with few pairs
-    weight = num_given * null / (0.5 * ratio + 0.5 * expected)  # 1 / variance: counts are about Poisson
-    lower = np.concatenate([[0.0], upper[:-1]])
-    fits = []
-    for power in POWERS:
-        mean_power = (upper ** (power + 1) - lower ** (power + 1)) / ((power + 1) * (upper - lower))  # in each bin
-        rate, slope, misfit = _nonnegative_least_squares(mean_power, ratio, weight)
-        fits.append((min(rate, 1.0), slope, misfit))
-    return PowerFits(*np.array(fits).T)
-
-
-def estimate_rate(given_mass: np.ndarray, null_mass: np.ndarray, *, num_given: float) -> NoiseRate:
-    """The noise rate, see `fit_powers`, with the range of rates that fit the counts about as well."""
-    return fit_powers(given_mass, null_mass, num_given=num_given).share()
-
-
-def noise_rate_interval(
-    share: NoiseRate,
-    given: np.ndarray,
-    null: np.ndarray,
-    given_group: np.ndarray,
-    null_group: np.ndarray,
-    *,
-    seed: int,
-    effective: float | None = None,
-) -> NoiseRate:
-    """A 95 % interval by a Poisson bootstrap over groups of images, widened by the model's own uncertainty.
-
-    Whole groups are drawn, because captions of one image are not independent: `given_group` (m,) is the group of the
-    image of each given pair, `null_group` (w,) that of each negative. `share` is the estimate from all pairs.
-    """
-    edges = bin_edges(given, null)
-    given_bin, null_bin = (np.searchsorted(edges, values, side="right") for values in (given, null))
-    groups, number = np.unique(np.concatenate([given_group, null_group]), return_inverse=True)
-    given_number, null_number = number[: len(given)], number[len(given) :]
-    rng = np.random.default_rng(seed)
-    rates = []
-    for _ in range(REPLICATES):
-        times = rng.poisson(1.0, len(groups)).astype(np.float64)
-        if not (times[given_number].any() and times[null_number].any()):
-            continue
-        given_mass, null_mass = (
-            _mass(bins, len(edges) + 1, times[numbers])
-            for bins, numbers in ((given_bin, given_number), (null_bin, null_number))
-        )
-        rates.append(estimate_rate(given_mass, null_mass, num_given=effective or len(given)).estimate)
-    low, high = np.quantile(rates, [0.025, 0.975]) if rates else (0.0, 1.0)
-    return NoiseRate(
-        estimate=share.estimate,
-        low=float(max(min(low, share.low) - MODEL_ERROR, 0.0)),
-        high=float(min(max(high, share.high) + MODEL_ERROR, 1.0)),
-    )
-
-
-def _coarse_bins(given_mass: np.ndarray, null_mass: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Bins joined until each holds about STEP of the null mass, up to MAX_QUANTILE: upper q, given, null."""
-    below_given, below_null = np.cumsum(given_mass), np.cumsum(null_mass)
-    steps = np.arange(STEP, MAX_QUANTILE + STEP / 2, STEP)
-    at = np.unique(np.searchsorted(below_null, steps).clip(max=len(below_null) - 1))
-    given, null = np.diff(below_given[at], prepend=0.0), np.diff(below_null[at], prepend=0.0)
-    filled = null > 0
-    return below_null[at][filled], given[filled], null[filled]
-
-
-def _nonnegative_least_squares(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> tuple[float, float, float]:
-    """Weighted least squares of y = rate + slope x with rate, slope >= 0: the rate, slope and weighted misfit."""
-
-    def misfit(rate: float, slope: float) -> tuple[float, float, float]:
-        return rate, slope, float((weight * (y - rate - slope * x) ** 2).sum())
-
-    total, mean_x, mean_y = weight.sum(), np.average(x, weights=weight), np.average(y, weights=weight)
-    spread = (weight * (x - mean_x) ** 2).sum()
-    slope = (weight * (x - mean_x) * (y - mean_y)).sum() / spread if spread > 1e-12 * total else 0.0
-    if slope <= 0:
-        return misfit(float(mean_y), 0.0)
-    if mean_y - slope * mean_x >= 0:
-        return misfit(float(mean_y - slope * mean_x), slope)
-    return misfit(0.0, (weight * x * y).sum() / (weight * x * x).sum())
-
-
-def bin_edges(given: np.ndarray, null: np.ndarray) -> np.ndarray:
-    """Edges between bins, half of them at quantiles of each distribution."""
-    quantiles = np.linspace(0, 1, BINS // 2 + 1)[1:-1]
-    return np.unique(np.concatenate([np.quantile(given, quantiles), np.quantile(null, quantiles)]))
-
-
-def _mass(bins: np.ndarray, num_bins: int, weights: np.ndarray | None = None) -> np.ndarray:
-    """The fraction of the values in each bin."""
-    mass = np.bincount(bins, weights, minlength=num_bins)
-    return mass / mass.sum()
-
-
-def isotonic_ratio(
-    given_mass: np.ndarray, null_mass: np.ndarray, means: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pool adjacent violators until given / null rises. Returns each block's mean, given mass and null mass."""
-    blocks: list[tuple[float, float, float]] = []  # given, null, sum of means weighted by both
-    for given, null, mean in zip(given_mass, null_mass, means, strict=True):
-        if given + null == 0:
-            continue
-        block = (given, null, (given + null) * mean)
-        # a / b >= c / d without dividing: the block before is not below this one, so they are pooled.
-        while blocks and blocks[-1][0] * block[1] >= block[0] * blocks[-1][1]:
-            before = blocks.pop()
-            block = (before[0] + block[0], before[1] + block[1], before[2] + block[2])
-        blocks.append(block)
-    table = np.array(blocks)  # (blocks, 3)
-    return table[:, 2] / (table[:, 0] + table[:, 1]), table[:, 0], table[:, 1]
+def noise_rate_interval(estimate: float, given: np.ndarray, null: np.ndarray, *, effective: float) -> NoiseRate:
+    """The 95 % interval of the posterior for so many independent pairs, widened by what the model itself may be off."""
+    posterior = fit_binormal(normal_scale(given, null), effective=effective)
+    low, high = min(posterior.rate_quantile(0.025), estimate), max(posterior.rate_quantile(0.975), estimate)
+    return NoiseRate(estimate, max(low - MODEL_ERROR, 0.0), min(high + MODEL_ERROR, 1.0))
 
 
 def auroc(given: np.ndarray, null: np.ndarray) -> float:

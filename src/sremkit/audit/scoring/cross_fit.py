@@ -244,10 +244,9 @@ class CrossFitScorer:
     def _calibrate(self, folds: Sequence[FoldScores], vectors: PairVectors) -> PairScores:
         """Fit the calibration to the held-out pairs of all folds and score them."""
         given, null, edited = _on_one_scale(folds)
-        rows, null_images = (np.concatenate([getattr(f, name) for f in folds]) for name in ("rows", "null_image"))
-        group, null_group = (vectors.group_of_image[k] for k in (vectors.image_of_text.numpy()[rows], null_images))
-        seed = self.settings.seed
-        fitted = calibrate(given, null, group, null_group, seed=seed)
+        rows, seed = np.concatenate([fold.rows for fold in folds]), self.settings.seed
+        group = vectors.group_of_image[vectors.image_of_text.numpy()[rows]]
+        fitted = calibrate(given, null, group)
         words = [fold.words for fold in folds if fold.words is not None]
         if fitted.noise_rate is not None and not words:
             fitted = _with_joint(fitted, given, rows, vectors, seed=seed)
@@ -262,7 +261,7 @@ class CrossFitScorer:
         if words and fitted.ratio is not None and rate is not None:
             not_shuffled, edited_not_shuffled = (fitted.ratio.match_prob(x) for x in (given, edited))
             rank = fitted.rank(given)
-            match_prob, rate, note = add_words(words, not_shuffled, edited_not_shuffled, rank, rate, group, seed=seed)
+            match_prob, rate, note = add_words(words, not_shuffled, edited_not_shuffled, rank, rate, group)
         # From the order of the folds to that of the pairs; pairs that cannot be read stay unscored.
         candidates = max(fold.candidates for fold in folds)
         scores = PairScores.unscored(len(vectors.readable), note, candidates=candidates, rate=rate)

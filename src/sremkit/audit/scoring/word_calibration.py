@@ -85,8 +85,6 @@ def add_words(
     rank: np.ndarray,
     rate: NoiseRate,
     group: np.ndarray,
-    *,
-    seed: int,
 ) -> tuple[np.ndarray, NoiseRate, str]:
     """Scores and noise rate with the second factor, and a sentence where words separate too little.
 
@@ -97,7 +95,7 @@ def add_words(
         rate: of shuffled pairs.
         group: (m,) of the pair's image.
     """
-    worst, edited, source = _on_one_scale(words)
+    worst, edited = _on_one_scale(words)
     without_words = (1 - TIE_BREAK) * not_shuffled + TIE_BREAK * rank
     # Both distributions without what passes for shuffled: the worst edited texts do, in the data and among the made.
     likely, likely_edited = not_shuffled > 0.5, edited_not_shuffled > 0.5
@@ -107,7 +105,7 @@ def add_words(
     ratio = fit_density_ratio(given, null)
     if not ratio.separates(auroc(given, null)):
         return without_words, rate, WORDS_UNCLEAR
-    edit_rate = noise_rate_interval(ratio.share, given, null, group[likely], group[source][likely_edited], seed=seed)
+    edit_rate = noise_rate_interval(ratio.share.estimate, given, null, effective=len(np.unique(group[likely])))
     match_prob = not_shuffled * ratio.match_prob(worst)
     worst_rank = np.argsort(np.argsort(worst, kind="stable"), kind="stable") / max(len(worst) - 1, 1)
     score = (1 - TIE_BREAK) * match_prob + TIE_BREAK * (rank + worst_rank) / 2
@@ -117,13 +115,11 @@ def add_words(
     return score, either, ""
 
 
-def _on_one_scale(words: Sequence[WordScores]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The worst words of given and of edited pairs, and the given pair that each edited one was made of."""
-    given, edited, source, before = [], [], [], 0
+def _on_one_scale(words: Sequence[WordScores]) -> tuple[np.ndarray, np.ndarray]:
+    """The worst words of given and of edited pairs."""
+    given, edited = [], []
     for fold in words:
         mean, std = null_scale(fold.edited_worst)
         given.append((fold.worst - mean) / std)
         edited.append((fold.edited_worst - mean) / std)
-        source.append(before + fold.edited_place)
-        before += len(fold.worst)
-    return np.concatenate(given), np.concatenate(edited), np.concatenate(source)
+    return np.concatenate(given), np.concatenate(edited)
