@@ -2,9 +2,10 @@
 
 The statistics of the given pairs are a two-component mixture of mismatched and matched pairs. The distribution of the
 mismatched component is known: the null distribution, measured on random negatives. On the scale on which it is standard
-normal, the matched component is normal too (`binormal.py`). The posterior of this mixture gives the noise rate and
+normal, the matched component is normal too (`binormal.py`). The posterior of this mixture gives the noise rate and,
+with the density ratio r(x) = f_given(x) / f_null(x),
 
-    P(mismatch | x) = rate f_null(x) / f_given(x)
+    P(mismatch | x) = rate / r(x)
 
 whose mean over flagged pairs is their expected precision.
 """
@@ -141,7 +142,7 @@ def null_scale(null: np.ndarray) -> tuple[float, float]:
 class DensityRatio:
     """The noise rate, and P(mismatch) as a function of the statistic."""
 
-    share: NoiseRate  # the rate, and the range of rates that fit the counts about as well
+    share: NoiseRate  # the rate, with the 95 % interval of its posterior
     knots: np.ndarray  # (k,) rising statistics
     mismatch_prob: np.ndarray  # (k,) falling: P(mismatch) there
 

@@ -2,7 +2,7 @@
 
 The pairs are split by image into folds. For each fold an ensemble (ridge CCA, on request with dual encoders trained
 with SREM-plus) is fitted to the other folds, mismatched pairs included, and scores the held-out pairs and negatives by
-a candidate softmax. Folds are scored in parallel processes of one thread. The density ratio of given pairs and random
+a candidate softmax. Folds are scored in parallel processes of one thread. A binormal mixture of given pairs and random
 negatives gives P(match) and the noise rate, near negatives what near mismatches could add. No pair has to be labelled.
 """
 

@@ -3,7 +3,7 @@
     P(match) = P(not shuffled | ensemble and words) · P(no word replaced | worst word, not shuffled)
 
 The first factor is calibrated with random negatives as without words, where the log-likelihood of the words joins the
-statistic. The second is a density ratio once more: of the given pairs that are likely not shuffled, and of hard
+statistic. The second is a binormal mixture once more: of the given pairs that are likely not shuffled, and of hard
 negatives with one replaced word.
 """
 
