@@ -10,7 +10,7 @@ import torch
 
 from made_pairs import PRECISE, SMALL
 from sremkit.audit.embed import read_vectors, score_pairs
-from sremkit.audit.scoring.random_negatives import RandomNegatives
+from sremkit.audit.scoring.negatives import RandomNegatives
 from sremkit.audit.scoring.word_alternatives import WordAlternatives
 from sremkit.audit.scoring.word_calibration import score_words
 from sremkit.audit.scoring.word_scorer import (

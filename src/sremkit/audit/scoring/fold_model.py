@@ -21,8 +21,7 @@ from sremkit.audit.scoring.candidates import (
 from sremkit.audit.scoring.clean_weights import estimate_clean_prob
 from sremkit.audit.scoring.dual_encoder import DualEncoderScorer, OnStep, train_dual_encoder
 from sremkit.audit.scoring.near_duplicates import equal_groups
-from sremkit.audit.scoring.near_negatives import draw_near_negatives
-from sremkit.audit.scoring.random_negatives import MAX_ROUNDS, draw_negatives
+from sremkit.audit.scoring.negatives import MAX_ROUNDS, draw_near_negatives, draw_negatives
 from sremkit.audit.scoring.ridge_cca import fit_root_cca
 from sremkit.audit.scoring.types import PairVectors, ScoringSettings
 from sremkit.audit.scoring.word_calibration import WordScores, score_words
@@ -48,7 +47,7 @@ class FoldScores:
     better_image: np.ndarray  # (f,) number of an image, or MISSING
     null_statistic: np.ndarray  # (w,)
     null_image: np.ndarray  # (w,) the image of each negative
-    near_statistic: np.ndarray  # (v,) of near negatives, see near_negatives.py
+    near_statistic: np.ndarray  # (v,) of near negatives, see negatives.py
     near_place: np.ndarray  # (v,) which of the f pairs each was made of
     near_kind: np.ndarray  # (v,) int64, a place in `NEAR_KINDS`
     candidates: int
