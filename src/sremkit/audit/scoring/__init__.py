@@ -1,7 +1,7 @@
 """Scoring pairs: arrays in, scores out.
 
 cross_fit.py        the estimator: folds, `CrossFitScorer.fit_score`, `fit`, `score`
-fold_model.py       the ensemble of one fold: ridge_cca.py with clean_weights.py, dual_encoder.py
+fold_model.py       the ensemble of one fold: ridge_cca.py, weighted by clean probabilities, dual_encoder.py
 negatives.py        random negatives, of which the null distribution is made, and near ones
 parallel.py         folds in worker processes of one thread
 candidates.py       the statistic of a pair: softmax among candidates

@@ -18,11 +18,10 @@ from sremkit.audit.scoring.candidates import (
     ensemble_weights,
     find_better,
 )
-from sremkit.audit.scoring.clean_weights import estimate_clean_prob
 from sremkit.audit.scoring.dual_encoder import DualEncoderScorer, OnStep, train_dual_encoder
 from sremkit.audit.scoring.near_duplicates import equal_groups
 from sremkit.audit.scoring.negatives import MAX_ROUNDS, draw_near_negatives, draw_negatives
-from sremkit.audit.scoring.ridge_cca import fit_root_cca
+from sremkit.audit.scoring.ridge_cca import estimate_clean_prob, fit_root_cca
 from sremkit.audit.scoring.types import PairVectors, ScoringSettings
 from sremkit.audit.scoring.word_calibration import WordScores, score_words
 from sremkit.audit.scoring.word_scorer import WordScorer
