@@ -1,4 +1,4 @@
-"""Negatives are never given pairs: random ones meet true images as rarely as mismatched pairs do, near ones are near."""
+"""Negatives are never given pairs: random ones meet true images as rarely as mismatches do, near ones are near."""
 
 from __future__ import annotations
 

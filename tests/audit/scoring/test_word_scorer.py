@@ -120,7 +120,7 @@ def collection():
 @pytest.fixture(scope="module")
 def trained(collection):
     pairs, regions, *_ = collection
-    inputs, note = word_inputs(read_vectors(pairs), WORDY, pairs.texts, regions)
+    inputs, note = word_inputs(read_vectors(pairs), pairs.texts, regions)
     assert inputs is not None
     assert note == ""
     rows = np.flatnonzero(pairs.image_of_text < 200)

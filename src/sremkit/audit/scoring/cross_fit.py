@@ -94,7 +94,7 @@ class CrossFitScorer:
         unread = _unread_note(len(vectors.readable) - len(readable))
         if reason := _too_little(vectors, settings):
             return PairScores.unscored(len(vectors.readable), _joined(reason, unread))
-        words, word_note = word_inputs(vectors, settings, texts, regions)
+        words, word_note = word_inputs(vectors, texts, regions) if settings.word_epochs > 0 else (None, "")
         if words is not None:  # whose scorer reads the regions of every negative
             settings = replace(settings, negatives=min(settings.negatives, NEGATIVES_WITH_WORDS * len(readable)))
         fold_of_pair = np.full(len(vectors.readable), MISSING)
