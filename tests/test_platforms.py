@@ -17,8 +17,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from sremkit import io
-from sremkit.data import worker_processes
+from sremkit import io, worker_processes
 from sremkit.errors import UserError
 from sremkit.experiment import memory
 from sremkit.features import workers

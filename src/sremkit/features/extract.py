@@ -15,7 +15,6 @@ from sremkit.data.formats import Collection
 from sremkit.data.formats.features import IMAGE_ARRAYS, IMAGE_FILES, IMAGES, PAIRS, SKIPPED, TEXT_ARRAYS, readable
 from sremkit.data.images import JoinedImages, image_place
 from sremkit.data.pairs import Pairs
-from sremkit.data.worker_processes import usable_cores
 from sremkit.errors import DataError, UserError
 from sremkit.features.cache import ContentHashes, find_cached
 from sremkit.features.encoders import ImageEncoder, TextEncoder
@@ -23,6 +22,7 @@ from sremkit.features.encoders.efficientnet import EfficientNetEncoder
 from sremkit.features.encoders.minilm import MiniLMEncoder
 from sremkit.features.store import ArraySpec, FeatureStore
 from sremkit.features.workers import ImageJob, TextJob, encode_chunks, num_uncached
+from sremkit.worker_processes import usable_cores
 
 KINDS = (*IMAGE_ARRAYS, *TEXT_ARRAYS)
 

@@ -11,11 +11,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from sremkit.data.pairs import ImageSource
-from sremkit.data.worker_processes import init_worker
 from sremkit.errors import DataError
 from sremkit.features.cache import CachedRows
 from sremkit.features.encoders import ImageEncoder, TextEncoder
 from sremkit.features.store import DTYPE
+from sremkit.worker_processes import init_worker
 
 TEXTS_PER_CHUNK = 256  # fixed, because the last bits of a vector depend on the other texts of its batch
 
