@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from sremkit.data.formats import Collection
-from sremkit.data.formats.features import IMAGE_ARRAYS, IMAGE_FILES, IMAGES, PAIRS, SKIPPED, TEXT_ARRAYS, readable
+from sremkit.data.formats.features import IMAGE_ARRAYS, IMAGE_FILES, IMAGES, PAIRS, SKIPPED, TEXT_ARRAYS, image_problems
 from sremkit.data.images import JoinedImages, image_place
 from sremkit.data.pairs import ImageSource, Pairs
 from sremkit.errors import DataError, UserError
@@ -112,7 +112,8 @@ def extract_features(
                 _check_any_readable(store, rows.num_images)
             tables = {**rows.tables(store.problems), **(contents.tables() if contents else {})}
             store.finish(tables, rows.facts())
-    return Extraction(out, rows.num_images, _problems(out), was_complete, work)
+    problems = image_problems(out) if was_complete else rows.by_image_id(store.problems)
+    return Extraction(out, rows.num_images, problems, was_complete, work)
 
 
 def _check_kinds(features: Sequence[str]) -> list[str]:
@@ -145,12 +146,6 @@ def _check_any_readable(store: FeatureStore, num_images: int) -> None:
             f"none of the {num_images} images could be read, the first because: {store.problems[0]}. "
             f"Correct that, remove {store.folder} and extract again"
         )
-
-
-def _problems(folder: Path) -> dict[str, str]:
-    with (folder / IMAGES).open(encoding="ascii") as lines, readable(folder / IMAGES):
-        images = (json.loads(line) for line in lines)
-        return {image["id"]: image["problem"] for image in images if "problem" in image}
 
 
 class Chunk(NamedTuple):
@@ -278,6 +273,10 @@ class CollectionRows:
         for line in (*self._image_lines({}), *self._pair_lines()):
             digest.update(line.encode())
         return digest.hexdigest()[:16]
+
+    def by_image_id(self, problems: Mapping[int, str]) -> dict[str, str]:
+        """Problems of image rows, by the images' ids."""
+        return {image_id: problems[row] for row, _, image_id in self._images() if row in problems}
 
     def tables(self, problems: Mapping[int, str]) -> dict[str, Iterator[str]]:
         """Lines of the tables next to the arrays; `problems` explains unreadable images."""
