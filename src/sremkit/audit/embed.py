@@ -29,11 +29,11 @@ from sremkit.data.formats.features import MANIFEST
 from sremkit.data.images import image_place, image_state, only_used_images
 from sremkit.data.pairs import FeatureRows, FeatureSource, ImageSource, Pairs
 from sremkit.errors import DataError
-from sremkit.features.cache import ContentHashes, content_hash
 from sremkit.features.encoders import ImageEncoder, TextEncoder
 from sremkit.features.encoders.efficientnet import EfficientNetEncoder
 from sremkit.features.encoders.minilm import MiniLMEncoder
 from sremkit.features.extract import Extraction, Work, extract_features
+from sremkit.features.store import ContentHashes, content_hash
 from sremkit.training.checkpoint import remove_checkpoint
 
 # No encoder reads further, and tokenizing ten megabytes only to truncate them takes minutes.

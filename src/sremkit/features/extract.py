@@ -23,11 +23,10 @@ from sremkit.data.formats.features import IMAGE_ARRAYS, IMAGE_FILES, IMAGES, PAI
 from sremkit.data.images import JoinedImages, image_place
 from sremkit.data.pairs import ImageSource, Pairs
 from sremkit.errors import DataError, UserError
-from sremkit.features.cache import CachedRows, ContentHashes, find_cached
 from sremkit.features.encoders import ImageEncoder, TextEncoder
 from sremkit.features.encoders.efficientnet import EfficientNetEncoder
 from sremkit.features.encoders.minilm import MiniLMEncoder
-from sremkit.features.store import DTYPE, ArraySpec, FeatureStore
+from sremkit.features.store import DTYPE, ArraySpec, CachedRows, ContentHashes, FeatureStore, find_cached
 from sremkit.worker_processes import init_worker, one_thread, usable_cores
 
 KINDS = (*IMAGE_ARRAYS, *TEXT_ARRAYS)
