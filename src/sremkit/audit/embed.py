@@ -23,10 +23,9 @@ from sremkit.audit.scoring.cross_fit import CrossFitScorer, Progress
 from sremkit.audit.scoring.labels import apply_labels
 from sremkit.audit.scoring.types import PairScores, PairVectors, ScoringSettings
 from sremkit.data.features import MappedFeatures
-from sremkit.data.format_utils import IMAGE_ROOT_HINT
 from sremkit.data.formats import WHOLE, Collection
 from sremkit.data.formats.features import MANIFEST
-from sremkit.data.images import image_place, image_state, only_used_images
+from sremkit.data.images import IMAGE_ROOT_HINT, image_place, image_state, only_used_images
 from sremkit.data.pairs import FeatureRows, FeatureSource, ImageSource, Pairs
 from sremkit.errors import DataError
 from sremkit.features.encoders import ImageEncoder, TextEncoder

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 
 from sremkit.data.features import MappedFeatures
-from sremkit.data.format_utils import OnError, Problems, choose_split
+from sremkit.data.format_utils import choose_split
 from sremkit.data.formats import EXAMPLE_TEXTS, FORMATS
 from sremkit.data.images import FileImages, TarImages, TarMember
-from sremkit.data.pairs import ImageSource, Pairs
+from sremkit.data.pairs import ImageSource, OnError, Pairs, Problems
 from sremkit.errors import DataError
 from sremkit.io import check_version, first_line, read_json
 
