@@ -24,7 +24,7 @@ from sremkit.audit.scoring.cross_fit import CrossFitScorer
 from sremkit.audit.scoring.types import PairVectors, ScoringSettings
 from sremkit.bench.grid import write_csv
 from sremkit.bench.tables import aligned
-from sremkit.data.worker_processes import usable_cores
+from sremkit.worker_processes import usable_cores
 
 IMAGE_DIM, TEXT_DIM, LATENT = 1280, 384, 64  # widths of the default encoders
 

@@ -23,7 +23,7 @@ from sremkit.audit.scoring.candidates import CandidateSoftmax, concat_weighted, 
 from sremkit.audit.scoring.cutoff import CutoffRule
 from sremkit.audit.scoring.fold_model import train_scorers
 from sremkit.audit.scoring.near_duplicates import equal_groups
-from sremkit.audit.scoring.random_negatives import draw_negatives
+from sremkit.audit.scoring.negatives import draw_negatives
 from sremkit.audit.scoring.types import WORD_EPOCHS, PairScores, ScoringSettings
 from sremkit.bench.grid import write_csv
 from sremkit.bench.tables import aligned

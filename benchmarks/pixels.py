@@ -32,10 +32,10 @@ from sremkit.data.images import SelectedImages
 from sremkit.data.pixels import PixelReading
 from sremkit.data.prefetch import prefetch
 from sremkit.data.training_pairs import resolve_source
-from sremkit.data.worker_processes import usable_cores
 from sremkit.experiment import make_batches, prepare
 from sremkit.methods import METHODS
 from sremkit.training.step import OptimizerStep
+from sremkit.worker_processes import usable_cores
 
 SOURCE = "$SREMKIT_DATA/flickr8k"
 RECALL_COLUMNS = ("test_rsum", "val_rsum", "last_val_rsum", "best_epoch", "epochs", "warmup_epochs", "train_auroc",

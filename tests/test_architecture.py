@@ -40,7 +40,7 @@ LAYERS = [
     "bench",
     "cli",
 ]
-EVERYBODYS = {"errors", "extras", "io", "registry", "threads", "version", "config"}
+EVERYBODYS = {"errors", "extras", "io", "registry", "threads", "version", "config", "worker_processes"}
 OPTIONAL = ["PIL", "pyarrow", "webdataset", "matplotlib", "jinja2", "sklearn", "accelerate", "tensorboard",
             "transformers", "tokenizers", "onnxruntime", "ray", "faiss", "fastapi", "uvicorn", "pandas", "datasets",
             "pytorch_lightning", "lightning", "sentence_transformers", "open_clip", "wandb", "mlflow",

@@ -17,11 +17,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from sremkit import io
-from sremkit.data import worker_processes
+from sremkit import io, worker_processes
 from sremkit.errors import UserError
 from sremkit.experiment import memory
-from sremkit.features import workers
+from sremkit.features import extract
 from sremkit.io import atomic_write, atomic_write_folder, fsync, remove_partials_of, reserve, sole_writer, try_lock
 
 
@@ -176,7 +175,7 @@ def test_workers_work_however_they_are_started(method: str) -> None:
     """macOS and Windows spawn them; from Python 3.14 on, Linux has a fork server."""
     loader = DataLoader(
         Squares(), batch_size=None, num_workers=1, multiprocessing_context=method,  # type: ignore[arg-type]
-        worker_init_fn=worker_processes.init_worker, collate_fn=workers._identity,
+        worker_init_fn=worker_processes.init_worker, collate_fn=extract._identity,
     )  # fmt: skip
     assert [int(value) for value in loader] == [0, 1, 4]
 

@@ -15,7 +15,7 @@ from sremkit.audit import score as score_module
 from sremkit.audit.audit import Audit
 from sremkit.audit.embed import score_pairs
 from sremkit.audit.inputs import source_of_embeddings
-from sremkit.audit.issues.find import find_issues
+from sremkit.audit.issues import find_issues
 from sremkit.audit.result_table import IDENTITY, VERDICT
 from sremkit.audit.score import score_new_pairs
 from sremkit.audit.scoring import cross_fit

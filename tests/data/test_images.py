@@ -12,8 +12,8 @@ from PIL import Image
 
 from layouts import image_bytes, make_image, write_image, write_tar
 from sremkit.data import images as images_module
-from sremkit.data.format_utils import Problems
 from sremkit.data.images import FileImages, TarImages, decode_image, tar_members
+from sremkit.data.pairs import Problems
 from sremkit.errors import DataError
 
 

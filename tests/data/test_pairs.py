@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from sremkit.data.features import ArrayFeatures
-from sremkit.data.format_utils import Problems
-from sremkit.data.pairs import Pairs
+from sremkit.data.pairs import Pairs, Problems
 from sremkit.errors import DataError
 
 

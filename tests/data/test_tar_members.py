@@ -10,8 +10,8 @@ import tarfile
 import pytest
 
 from layouts import write_tar
-from sremkit.data.format_utils import Problems
 from sremkit.data.images import tar_members
+from sremkit.data.pairs import Problems
 from sremkit.errors import DataError
 
 CONTENTS = [("a.txt", b"first"), ("b/c.txt", b"x" * 700), ("d.txt", b"")]

@@ -17,8 +17,7 @@ from sremkit.data import Batches, read_pairs
 from sremkit.data.formats import read_collection
 from sremkit.data.formats.features import JOURNAL, MANIFEST, extracted_images
 from sremkit.errors import DataError, UserError
-from sremkit.features.extract import Extraction, extract_features
-from sremkit.features.workers import TEXTS_PER_CHUNK
+from sremkit.features.extract import TEXTS_PER_CHUNK, Extraction, extract_features
 
 COLOURS = ["red", "lime", "blue", "white", "black", "yellow"]
 

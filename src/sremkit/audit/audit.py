@@ -52,7 +52,7 @@ from sremkit.audit.inputs import (
     source_of_pairs,
     source_of_run,
 )
-from sremkit.audit.issues.find import count_issues, find_issues
+from sremkit.audit.issues import count_issues, find_issues
 from sremkit.audit.neighbors import explain_flagged
 from sremkit.audit.report import write_report
 from sremkit.audit.result_table import (

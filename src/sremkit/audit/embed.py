@@ -23,17 +23,16 @@ from sremkit.audit.scoring.cross_fit import CrossFitScorer, Progress
 from sremkit.audit.scoring.labels import apply_labels
 from sremkit.audit.scoring.types import PairScores, PairVectors, ScoringSettings
 from sremkit.data.features import MappedFeatures
-from sremkit.data.format_utils import IMAGE_ROOT_HINT
 from sremkit.data.formats import WHOLE, Collection
 from sremkit.data.formats.features import MANIFEST
-from sremkit.data.images import image_place, image_state, only_used_images
+from sremkit.data.images import IMAGE_ROOT_HINT, image_place, image_state, only_used_images
 from sremkit.data.pairs import FeatureRows, FeatureSource, ImageSource, Pairs
 from sremkit.errors import DataError
-from sremkit.features.cache import ContentHashes, content_hash
 from sremkit.features.encoders import ImageEncoder, TextEncoder
 from sremkit.features.encoders.efficientnet import EfficientNetEncoder
 from sremkit.features.encoders.minilm import MiniLMEncoder
 from sremkit.features.extract import Extraction, Work, extract_features
+from sremkit.features.store import ContentHashes, content_hash
 from sremkit.training.checkpoint import remove_checkpoint
 
 # No encoder reads further, and tokenizing ten megabytes only to truncate them takes minutes.

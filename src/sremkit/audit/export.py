@@ -27,9 +27,9 @@ from sremkit.audit.result_table import IDENTITY, ResultTable, arrow, as_floats, 
 from sremkit.audit.scoring.cutoff import CutoffRule
 from sremkit.audit.scoring.remaining import Remaining, remaining
 from sremkit.audit.scoring.types import NearMismatches, NoiseRate
-from sremkit.data.format_utils import Problems
 from sremkit.data.formats.webdataset import MAX_TEXT_BYTES, key_of_member
 from sremkit.data.images import TarMember, tar_members
+from sremkit.data.pairs import Problems
 from sremkit.data.training_pairs import keep_list_lines
 from sremkit.errors import DataError, UserError
 from sremkit.io import atomic_write, atomic_write_folder, remove_partials_of, reserve, sole_writer, write_json

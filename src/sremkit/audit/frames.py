@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from sremkit.audit.inputs import Source, join_splits, rows_of_table
 from sremkit.data.csv_parquet import MemoryTable
-from sremkit.data.format_utils import Problem
 from sremkit.data.formats.table import MemoryTableReader, collect
 from sremkit.data.images import ImageFiles, decode_image
+from sremkit.data.pairs import Problem
 from sremkit.errors import UserError
 from sremkit.extras import require
 

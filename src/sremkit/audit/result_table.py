@@ -16,7 +16,7 @@ import numpy as np
 
 from sremkit.audit.embed import EmbeddedPairs
 from sremkit.audit.inputs import Source
-from sremkit.audit.issues.find import ISSUES
+from sremkit.audit.issues import ISSUES
 from sremkit.audit.neighbors import NEIGHBORS
 from sremkit.audit.scoring.threshold_curve import ThresholdCurve
 from sremkit.audit.scoring.types import PairScores

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sremkit.audit.audit import FEATURES, FOLDS, find_duplicates, from_zero
 from sremkit.audit.embed import SCORER, Encoders, embed_pairs, inspect_inputs
 from sremkit.audit.inputs import Source
-from sremkit.audit.issues.find import find_issues
+from sremkit.audit.issues import find_issues
 from sremkit.audit.result_table import build_table, read_summary
 from sremkit.audit.scoring.cross_fit import Progress
 from sremkit.audit.scoring.ridge_cca import RidgeCCA

@@ -50,7 +50,7 @@ def _versions() -> dict[str, str]:
 def _devices() -> dict[str, str]:
     import torch
 
-    from sremkit.data.worker_processes import usable_cores
+    from sremkit.worker_processes import usable_cores
 
     found = {"cpu": f"{usable_cores()} cores; threads of torch: {torch.get_num_threads()}"}
     for k in range(torch.cuda.device_count()):

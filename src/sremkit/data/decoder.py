@@ -13,8 +13,8 @@ import numpy as np
 
 from sremkit.data.image_transform import ImageTransform
 from sremkit.data.pairs import ImageSource
-from sremkit.data.worker_processes import init_worker
 from sremkit.errors import DataError
+from sremkit.worker_processes import init_worker
 
 CHUNK = 8  # images of one task: large enough to send, small enough to divide a batch evenly
 

@@ -1,123 +1,19 @@
-"""What format readers share: reporting of bad rows, checking of pairs, names of splits, lines of text files."""
+"""What format readers share: names of splits, and lines of text files."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
 
-import numpy as np
-
-from sremkit.data.pairs import MISSING, Pairs, Skipped
+from sremkit.data.pairs import Problems
 from sremkit.errors import DataError
 from sremkit.io import read_bytes
-
-OnError = Literal["raise", "skip"]
-Problem = tuple[str, str]  # reason and remedy
-IMAGE_ROOT_HINT = "give the folder of the images with --image-root (image_root= in Python)"  # for messages
 
 VALIDATION = ("val", "dev", "valid", "validation")  # four names of one split
 SPLIT_NAMES = ("train", "test", *VALIDATION)
 # "train" in captions_train2017, test-000 and cc3m.train, but not in "trains" or "latest".
 _SPLIT_IN_NAME = re.compile(rf"(?:^|[-_.])({'|'.join(SPLIT_NAMES)})(?:\d{{4}})?(?=[-_.]|$)")
-
-
-class Problems:
-    """Collects bad rows: raises at the first one, or counts them so that the reader continues."""
-
-    MAX_EXAMPLES = 20
-
-    def __init__(self, on_error: OnError = "raise") -> None:
-        if on_error not in ("raise", "skip"):
-            raise ValueError(f"on_error must be 'raise' or 'skip', got '{on_error}'")
-        self.on_error = on_error
-        self._examples: list[str] = []
-        self._places: list[tuple[str, str]] = []
-
-    def report(self, where: str, reason: str, remedy: str) -> None:
-        """Report one bad row: `where` is file and row, `reason` is short so that equal ones can be counted."""
-        where = printable(where)
-        sentence = printable(f"{where}: {reason}; {remedy}")
-        if self.on_error == "raise":
-            raise DataError(f"{sentence}, or pass on_error='skip' to leave such rows out")
-        self._places.append((where, reason))
-        if len(self._examples) < self.MAX_EXAMPLES:
-            self._examples.append(sentence)
-
-    def skipped(self) -> Skipped:
-        return Skipped(tuple(self._places), tuple(self._examples))
-
-
-class PairBuilder:
-    """Collects valid pairs and reports the others; images are numbered in the order of their first pair.
-
-    Attributes:
-        rows: source row of each pair, for its text features.
-        image_rows: source row of each image's first pair, for its image features.
-    """
-
-    def __init__(self, problems: Problems | None = None) -> None:
-        self.problems = problems or Problems()
-        self.rows: list[int] = []
-        self.image_rows: list[int] = []
-        self._texts: list[str] = []
-        self._pair_ids: dict[str, None] = {}  # an ordered set
-        self._image_of_text: list[int] = []
-        self._image_numbers: dict[str, int] = {}
-
-    def add(self, where: str, *, pair_id: str, text: object, image_id: str, row: int = MISSING) -> bool:
-        """Add this pair, or report what is wrong with it and return False."""
-        problem = self.try_add(pair_id=pair_id, text=text, image_id=image_id, row=row)
-        if problem is not None:
-            self.problems.report(where, *problem)
-        return problem is None
-
-    def try_add(self, *, pair_id: str, text: object, image_id: str, row: int = MISSING) -> Problem | None:
-        """Add this pair, or return what is wrong with it."""
-        if text is not None and not isinstance(text, str):
-            return "the caption is not text", f"write words instead of {text!r:.40}"
-        text = (text or "").strip()
-        if not text:
-            return "the caption is empty", "write one or remove the pair"
-        for name, value in (("caption", text), ("id", pair_id), ("name of the image", image_id)):
-            if printable(value) != value:
-                return f"the {name} is not valid Unicode", "it holds half of a surrogate pair; save it as UTF-8"
-        if pair_id in self._pair_ids:
-            return "the id has appeared before", f"give one of the pairs '{pair_id}' another id"
-        number = self._image_numbers.setdefault(image_id, len(self._image_numbers))
-        if number == len(self.image_rows):
-            self.image_rows.append(row)
-        self._pair_ids[pair_id] = None
-        self._texts.append(text)
-        self._image_of_text.append(number)
-        self.rows.append(row)
-        return None
-
-    @property
-    def image_ids(self) -> list[str]:
-        return list(self._image_numbers)
-
-    def build(self, *, name: str, split: str, **sources: Any) -> Pairs:
-        """The collected pairs; `sources` are the images and features that `Pairs` takes."""
-        skipped = self.problems.skipped()
-        if not self._texts and skipped.count:
-            reasons = ", ".join(f"{reason}: {count:,}" for reason, count in skipped.reasons.most_common(3))
-            raise DataError(
-                f"{name} ({split}) holds no pairs that can be used; {skipped.count:,} were left out ({reasons}), "
-                f"the first because {skipped.examples[0]}"
-            )
-        return Pairs(
-            name=name,
-            split=split,
-            pair_ids=list(self._pair_ids),
-            texts=self._texts,
-            image_of_text=np.array(self._image_of_text, dtype=np.int64),
-            image_ids=self.image_ids,
-            skipped=skipped,
-            source_rows=None if MISSING in self.rows else np.array(self.rows, dtype=np.int64),
-            **sources,
-        )
 
 
 class UnknownSplitError(DataError):
@@ -174,11 +70,6 @@ def read_lines(path: Path, problems: Problems) -> list[str | None]:
     if lines[-1] == "":  # after the last line feed
         lines.pop()
     return lines
-
-
-def printable(text: str) -> str:
-    """The text, with escapes for what UTF-8 cannot encode: half a surrogate pair, or bytes of a file name."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def decode(raw: bytes, where: str, problems: Problems) -> str | None:

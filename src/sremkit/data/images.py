@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from sremkit.data.format_utils import IMAGE_ROOT_HINT, Problem, Problems
-from sremkit.data.pairs import ImageSource, Pairs, SelectedImages
+from sremkit.data.pairs import ImageSource, Pairs, Problem, Problems, SelectedImages
 from sremkit.errors import DataError
 from sremkit.extras import require
 
@@ -32,6 +31,7 @@ PNG_PIXEL = bytes.fromhex(
     "0000000c49444154789c63f8ffff3f0005fe02fe0def46b80000000049454e44ae426082"
 )
 WEB = ("http://", "https://")
+IMAGE_ROOT_HINT = "give the folder of the images with --image-root (image_root= in Python)"  # for messages
 BLOCK = 512  # bytes; a tar archive is a sequence of blocks, ended by one of zeros
 
 

@@ -1,7 +1,8 @@
 """Image-text pairs: what every reader returns and everything after it takes.
 
 `Pairs` holds the texts of one split, the image each is paired with, and sources of images or features. It never
-states whether a pair is correct: that truth is in `Noise` and read by evaluation alone.
+states whether a pair is correct: that truth is in `Noise` and read by evaluation alone. Readers collect pairs in a
+`PairBuilder`, which checks them, and bad rows in `Problems`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MISSING = -1  # in arrays of row, image, fold or group numbers: there is none
+
+OnError = Literal["raise", "skip"]
+Problem = tuple[str, str]  # reason and remedy
 
 
 class FeatureRows(NamedTuple):
@@ -188,3 +192,105 @@ class SelectedRows:
 
 def _length(source: object) -> int | None:
     return None if source is None else len(source)  # type: ignore[arg-type]
+
+
+class Problems:
+    """Collects bad rows: raises at the first one, or counts them so that the reader continues."""
+
+    MAX_EXAMPLES = 20
+
+    def __init__(self, on_error: OnError = "raise") -> None:
+        if on_error not in ("raise", "skip"):
+            raise ValueError(f"on_error must be 'raise' or 'skip', got '{on_error}'")
+        self.on_error = on_error
+        self._examples: list[str] = []
+        self._places: list[tuple[str, str]] = []
+
+    def report(self, where: str, reason: str, remedy: str) -> None:
+        """Report one bad row: `where` is file and row, `reason` is short so that equal ones can be counted."""
+        where = printable(where)
+        sentence = printable(f"{where}: {reason}; {remedy}")
+        if self.on_error == "raise":
+            raise DataError(f"{sentence}, or pass on_error='skip' to leave such rows out")
+        self._places.append((where, reason))
+        if len(self._examples) < self.MAX_EXAMPLES:
+            self._examples.append(sentence)
+
+    def skipped(self) -> Skipped:
+        return Skipped(tuple(self._places), tuple(self._examples))
+
+
+class PairBuilder:
+    """Collects valid pairs and reports the others; images are numbered in the order of their first pair.
+
+    Attributes:
+        rows: source row of each pair, for its text features.
+        image_rows: source row of each image's first pair, for its image features.
+    """
+
+    def __init__(self, problems: Problems | None = None) -> None:
+        self.problems = problems or Problems()
+        self.rows: list[int] = []
+        self.image_rows: list[int] = []
+        self._texts: list[str] = []
+        self._pair_ids: dict[str, None] = {}  # an ordered set
+        self._image_of_text: list[int] = []
+        self._image_numbers: dict[str, int] = {}
+
+    def add(self, where: str, *, pair_id: str, text: object, image_id: str, row: int = MISSING) -> bool:
+        """Add this pair, or report what is wrong with it and return False."""
+        problem = self.try_add(pair_id=pair_id, text=text, image_id=image_id, row=row)
+        if problem is not None:
+            self.problems.report(where, *problem)
+        return problem is None
+
+    def try_add(self, *, pair_id: str, text: object, image_id: str, row: int = MISSING) -> Problem | None:
+        """Add this pair, or return what is wrong with it."""
+        if text is not None and not isinstance(text, str):
+            return "the caption is not text", f"write words instead of {text!r:.40}"
+        text = (text or "").strip()
+        if not text:
+            return "the caption is empty", "write one or remove the pair"
+        for name, value in (("caption", text), ("id", pair_id), ("name of the image", image_id)):
+            if printable(value) != value:
+                return f"the {name} is not valid Unicode", "it holds half of a surrogate pair; save it as UTF-8"
+        if pair_id in self._pair_ids:
+            return "the id has appeared before", f"give one of the pairs '{pair_id}' another id"
+        number = self._image_numbers.setdefault(image_id, len(self._image_numbers))
+        if number == len(self.image_rows):
+            self.image_rows.append(row)
+        self._pair_ids[pair_id] = None
+        self._texts.append(text)
+        self._image_of_text.append(number)
+        self.rows.append(row)
+        return None
+
+    @property
+    def image_ids(self) -> list[str]:
+        return list(self._image_numbers)
+
+    def build(self, *, name: str, split: str, **sources: Any) -> Pairs:
+        """The collected pairs; `sources` are the images and features that `Pairs` takes."""
+        skipped = self.problems.skipped()
+        if not self._texts and skipped.count:
+            reasons = ", ".join(f"{reason}: {count:,}" for reason, count in skipped.reasons.most_common(3))
+            raise DataError(
+                f"{name} ({split}) holds no pairs that can be used; {skipped.count:,} were left out ({reasons}), "
+                f"the first because {skipped.examples[0]}"
+            )
+        return Pairs(
+            name=name,
+            split=split,
+            pair_ids=list(self._pair_ids),
+            texts=self._texts,
+            image_of_text=np.array(self._image_of_text, dtype=np.int64),
+            image_ids=self.image_ids,
+            skipped=skipped,
+            source_rows=None if MISSING in self.rows else np.array(self.rows, dtype=np.int64),
+            **sources,
+        )
+
+
+def printable(text: str) -> str:
+    """The text, with escapes for what UTF-8 cannot encode: half a surrogate pair, or bytes of a file name."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -23,10 +23,10 @@ from sremkit.data.features import Allocate, ArrayFeatures, MappedFeatures
 from sremkit.data.image_transform import ImageTransform
 from sremkit.data.images import image_state, only_used_images
 from sremkit.data.pairs import FeatureRows, ImageSource, Pairs
-from sremkit.data.worker_processes import usable_cores
 from sremkit.errors import DataError, UserNotice
 from sremkit.io import digest, read_json_or_empty, reserve, try_lock, write_json
 from sremkit.version import __version__
+from sremkit.worker_processes import usable_cores
 
 AUTO, OFF = "auto", "off"
 MEMORY_BYTES = 256 << 20  # pixels up to this size are kept in memory, in place of a file

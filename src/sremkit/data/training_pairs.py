@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sremkit.config.recipes import DataSettings, NoiseSettings
-from sremkit.data.format_utils import Problems, read_lines
+from sremkit.data.format_utils import read_lines
 from sremkit.data.formats import read_pairs
 from sremkit.data.noise import Noise, load_noise, make_noise
-from sremkit.data.pairs import MISSING, Pairs
+from sremkit.data.pairs import MISSING, Pairs, Problems
 from sremkit.errors import DataError
 
 

@@ -22,7 +22,6 @@ from sremkit.data.training_pairs import (
     resolve_source,
     with_noise,
 )
-from sremkit.data.worker_processes import usable_cores
 from sremkit.errors import UserError
 from sremkit.experiment.building import build_model, check_backbone, method_of
 from sremkit.methods import Method
@@ -30,6 +29,7 @@ from sremkit.models import BACKBONES, Matcher
 from sremkit.threads import usable_threads
 from sremkit.training.distributed import Process, this_process
 from sremkit.training.initial_weights import StartWeights, find_weights
+from sremkit.worker_processes import usable_cores
 
 
 @dataclass

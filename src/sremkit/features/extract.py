@@ -1,4 +1,7 @@
-"""Extraction of features of a whole collection into a folder that training reads."""
+"""Extraction of features of a whole collection into a folder that training reads.
+
+Rows are encoded in chunks by worker processes, or copied from other extractions, and stored in order.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,25 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
 
 from sremkit.data.formats import Collection
-from sremkit.data.formats.features import IMAGE_ARRAYS, IMAGE_FILES, IMAGES, PAIRS, SKIPPED, TEXT_ARRAYS, readable
+from sremkit.data.formats.features import IMAGE_ARRAYS, IMAGE_FILES, IMAGES, PAIRS, SKIPPED, TEXT_ARRAYS, image_problems
 from sremkit.data.images import JoinedImages, image_place
-from sremkit.data.pairs import Pairs
-from sremkit.data.worker_processes import usable_cores
+from sremkit.data.pairs import ImageSource, Pairs
 from sremkit.errors import DataError, UserError
-from sremkit.features.cache import ContentHashes, find_cached
 from sremkit.features.encoders import ImageEncoder, TextEncoder
 from sremkit.features.encoders.efficientnet import EfficientNetEncoder
 from sremkit.features.encoders.minilm import MiniLMEncoder
-from sremkit.features.store import ArraySpec, FeatureStore
-from sremkit.features.workers import ImageJob, TextJob, encode_chunks, num_uncached
+from sremkit.features.store import DTYPE, ArraySpec, CachedRows, ContentHashes, FeatureStore, find_cached
+from sremkit.worker_processes import init_worker, one_thread, usable_cores
 
 KINDS = (*IMAGE_ARRAYS, *TEXT_ARRAYS)
+TEXTS_PER_CHUNK = 256  # fixed, because the last bits of a vector depend on the other texts of its batch
 
 Progress = Callable[[str, int, int, int], None]  # "images" or "texts", rows done, all rows, problems
 
@@ -105,7 +111,8 @@ def extract_features(
                 _check_any_readable(store, rows.num_images)
             tables = {**rows.tables(store.problems), **(contents.tables() if contents else {})}
             store.finish(tables, rows.facts())
-    return Extraction(out, rows.num_images, _problems(out), was_complete, work)
+    problems = image_problems(out) if was_complete else rows.by_image_id(store.problems)
+    return Extraction(out, rows.num_images, problems, was_complete, work)
 
 
 def _check_kinds(features: Sequence[str]) -> list[str]:
@@ -140,10 +147,103 @@ def _check_any_readable(store: FeatureStore, num_images: int) -> None:
         )
 
 
-def _problems(folder: Path) -> dict[str, str]:
-    with (folder / IMAGES).open(encoding="ascii") as lines, readable(folder / IMAGES):
-        images = (json.loads(line) for line in lines)
-        return {image["id"]: image["problem"] for image in images if "problem" in image}
+class Chunk(NamedTuple):
+    """Features of consecutive rows."""
+
+    start: int
+    arrays: dict[str, np.ndarray]  # by kind: (k, ...) float16, NaN for unreadable images
+    problems: dict[int, str]  # by row
+
+
+@dataclass(eq=False)
+class ImageJob(Dataset[Chunk]):
+    """Decodes and encodes images; unreadable ones are reported."""
+
+    group: ClassVar[str] = "images"
+
+    images: ImageSource
+    encoder: ImageEncoder
+    kinds: Sequence[str]
+    cached: CachedRows
+    per_chunk: int
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, rows: range) -> Chunk:
+        shapes = {"pooled": (self.encoder.dim,), "grid": (self.encoder.num_regions, self.encoder.dim)}
+        arrays = {kind: np.full((len(rows), *shapes[kind]), np.nan, dtype=DTYPE) for kind in self.kinds}
+        problems: dict[int, str] = {}
+        for k, row in enumerate(rows):
+            if row in self.cached:
+                for kind in self.kinds:
+                    arrays[kind][k] = self.cached.read(kind, row)
+                continue
+            try:
+                image = self.images.open(row)
+            except DataError as problem:
+                problems[row] = str(problem)
+                continue
+            features = self.encoder.encode(image)
+            for kind in self.kinds:
+                arrays[kind][k] = getattr(features, kind)
+        return Chunk(rows.start, arrays, problems)
+
+
+@dataclass(eq=False)
+class TextJob(Dataset[Chunk]):
+    """Encodes texts."""
+
+    group: ClassVar[str] = "texts"
+    per_chunk: ClassVar[int] = TEXTS_PER_CHUNK
+
+    texts: Sequence[str]
+    encoder: TextEncoder
+    cached: CachedRows
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, rows: range) -> Chunk:
+        vectors = np.empty((len(rows), self.encoder.dim), dtype=DTYPE)
+        new = [row for row in rows if row not in self.cached]
+        if new:
+            encoded = self.encoder.encode([self.texts[row] for row in new])
+            vectors[np.array(new) - rows.start] = encoded.astype(DTYPE)
+        for k, row in enumerate(rows):
+            if row in self.cached:
+                vectors[k] = self.cached.read("sentences", row)
+        return Chunk(rows.start, {"sentences": vectors}, {})
+
+
+def encode_chunks(job: ImageJob | TextJob, *, start: int, workers: int) -> Iterator[Chunk]:
+    """Encode all rows from `start` on, in order; every chunk is computed by one thread."""
+    if start >= len(job):
+        return
+    if num_uncached(job, start) > 0:
+        job.encoder.load()  # once, before the workers are forked
+    ranges = [range(k, min(k + job.per_chunk, len(job))) for k in range(start, len(job), job.per_chunk)]
+    # A DataLoader returns results in order, a few chunks ahead, and re-raises errors.
+    loader = DataLoader(
+        job,
+        sampler=ranges,
+        batch_size=None,
+        num_workers=workers,
+        collate_fn=_identity,
+        worker_init_fn=init_worker,
+        generator=torch.Generator(),  # else the loader would advance the global generator
+    )
+    with one_thread():
+        yield from loader
+
+
+def num_uncached(job: ImageJob | TextJob, start: int) -> int:
+    """Number of rows from `start` on that have to be encoded."""
+    return max(len(job) - start, 0) - job.cached.count(start)
+
+
+def _identity(chunk: Any) -> Any:
+    return chunk
 
 
 class CollectionRows:
@@ -172,6 +272,10 @@ class CollectionRows:
         for line in (*self._image_lines({}), *self._pair_lines()):
             digest.update(line.encode())
         return digest.hexdigest()[:16]
+
+    def by_image_id(self, problems: Mapping[int, str]) -> dict[str, str]:
+        """Problems of image rows, by the images' ids."""
+        return {image_id: problems[row] for row, _, image_id in self._images() if row in problems}
 
     def tables(self, problems: Mapping[int, str]) -> dict[str, Iterator[str]]:
         """Lines of the tables next to the arrays; `problems` explains unreadable images."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sremkit.audit.scoring.near_bound import bound_near_mismatches, upper_bound
-from sremkit.audit.scoring.near_negatives import NEAR_KINDS
+from sremkit.audit.scoring.negatives import NEAR_KINDS
 from sremkit.audit.scoring.types import NoiseRate
 
 RNG = np.random.default_rng(0)

@@ -5,8 +5,17 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from made_pairs import make_pairs
 from oracles import ridge_cca as oracle
-from sremkit.audit.scoring.ridge_cca import IMAGE_RIDGE, RIDGE, fit_ridge_cca, fit_root_cca, signed_root
+from sremkit.audit.embed import read_vectors
+from sremkit.audit.scoring.ridge_cca import (
+    IMAGE_RIDGE,
+    RIDGE,
+    estimate_clean_prob,
+    fit_ridge_cca,
+    fit_root_cca,
+    signed_root,
+)
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -90,3 +99,20 @@ def test_in_a_basis_of_few_images_the_solution_is_the_same() -> None:
 
 def test_the_signed_root_keeps_signs() -> None:
     assert signed_root(torch.tensor([[4.0, -9.0, 0.0]])).tolist() == [[2.0, -3.0, 0.0]]
+
+
+def weights(num_images: int) -> tuple[torch.Tensor, np.ndarray]:
+    pairs, is_wrong = make_pairs(0.3, num_images=num_images, captions=1, fuzz=0.2)
+    v = read_vectors(pairs)
+    groups = np.arange(num_images)
+    return estimate_clean_prob(v.images, v.texts, v.image_of_text, groups, candidates=100, seed=0), is_wrong
+
+
+def test_mismatched_pairs_get_less_weight() -> None:
+    clean_prob, is_wrong = weights(400)
+    assert clean_prob[is_wrong].mean() < 0.3 < 0.7 < clean_prob[~is_wrong].mean()
+
+
+def test_few_pairs_have_equal_weights() -> None:
+    clean_prob, _ = weights(60)
+    assert (clean_prob == 1).all()

@@ -10,7 +10,7 @@ import torch
 
 from made_pairs import PRECISE, SMALL
 from sremkit.audit.embed import read_vectors, score_pairs
-from sremkit.audit.scoring.random_negatives import RandomNegatives
+from sremkit.audit.scoring.negatives import RandomNegatives
 from sremkit.audit.scoring.word_alternatives import WordAlternatives
 from sremkit.audit.scoring.word_calibration import score_words
 from sremkit.audit.scoring.word_scorer import (
@@ -120,7 +120,7 @@ def collection():
 @pytest.fixture(scope="module")
 def trained(collection):
     pairs, regions, *_ = collection
-    inputs, note = word_inputs(read_vectors(pairs), WORDY, pairs.texts, regions)
+    inputs, note = word_inputs(read_vectors(pairs), pairs.texts, regions)
     assert inputs is not None
     assert note == ""
     rows = np.flatnonzero(pairs.image_of_text < 200)

@@ -32,11 +32,11 @@ from sremkit.audit.scoring.fold_model import FoldModel, FoldScores, score_fold, 
 from sremkit.audit.scoring.fold_store import FoldStore, fold_key, read_models, write_models
 from sremkit.audit.scoring.joint_posterior import fit_joint_posterior
 from sremkit.audit.scoring.near_bound import bound_near_mismatches
-from sremkit.audit.scoring.parallel import default_workers, run_parallel
 from sremkit.audit.scoring.types import NearMismatches, NoiseRate, PairScores, PairVectors, ScoringSettings
 from sremkit.audit.scoring.word_calibration import add_words, join_likelihood
 from sremkit.audit.scoring.word_scorer import WordInputs, train_word_scorer, word_inputs
 from sremkit.data.pairs import MISSING, FeatureSource
+from sremkit.worker_processes import run_parallel, usable_cores
 
 Progress = Callable[[str, int, int], None]
 
@@ -75,7 +75,7 @@ class CrossFitScorer:
     ) -> None:
         self.settings = settings or ScoringSettings()
         self.folder = folder
-        self.workers = default_workers() if workers is None else workers
+        self.workers = usable_cores() if workers is None else workers
         self.progress = progress
         self.models: list[FoldModel] = []
         self.calibration = Calibration(None, None, "", np.zeros(0))
@@ -94,7 +94,7 @@ class CrossFitScorer:
         unread = _unread_note(len(vectors.readable) - len(readable))
         if reason := _too_little(vectors, settings):
             return PairScores.unscored(len(vectors.readable), _joined(reason, unread))
-        words, word_note = word_inputs(vectors, settings, texts, regions)
+        words, word_note = word_inputs(vectors, texts, regions) if settings.word_epochs > 0 else (None, "")
         if words is not None:  # whose scorer reads the regions of every negative
             settings = replace(settings, negatives=min(settings.negatives, NEGATIVES_WITH_WORDS * len(readable)))
         fold_of_pair = np.full(len(vectors.readable), MISSING)

@@ -18,12 +18,10 @@ from sremkit.audit.scoring.candidates import (
     ensemble_weights,
     find_better,
 )
-from sremkit.audit.scoring.clean_weights import estimate_clean_prob
 from sremkit.audit.scoring.dual_encoder import DualEncoderScorer, OnStep, train_dual_encoder
 from sremkit.audit.scoring.near_duplicates import equal_groups
-from sremkit.audit.scoring.near_negatives import draw_near_negatives
-from sremkit.audit.scoring.random_negatives import MAX_ROUNDS, draw_negatives
-from sremkit.audit.scoring.ridge_cca import fit_root_cca
+from sremkit.audit.scoring.negatives import MAX_ROUNDS, draw_near_negatives, draw_negatives
+from sremkit.audit.scoring.ridge_cca import estimate_clean_prob, fit_root_cca
 from sremkit.audit.scoring.types import PairVectors, ScoringSettings
 from sremkit.audit.scoring.word_calibration import WordScores, score_words
 from sremkit.audit.scoring.word_scorer import WordScorer
@@ -47,8 +45,7 @@ class FoldScores:
     better_text: np.ndarray  # (f,) row, or MISSING
     better_image: np.ndarray  # (f,) number of an image, or MISSING
     null_statistic: np.ndarray  # (w,)
-    null_image: np.ndarray  # (w,) the image of each negative
-    near_statistic: np.ndarray  # (v,) of near negatives, see near_negatives.py
+    near_statistic: np.ndarray  # (v,) of near negatives, see negatives.py
     near_place: np.ndarray  # (v,) which of the f pairs each was made of
     near_kind: np.ndarray  # (v,) int64, a place in `NEAR_KINDS`
     candidates: int
@@ -237,7 +234,6 @@ def score_fold(
         better_text=better_text,
         better_image=better_image,
         null_statistic=null_statistic,
-        null_image=negatives.image,
         near_statistic=near_statistic,
         near_place=near.source,
         near_kind=near.kind,

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sremkit.audit.scoring.near_negatives import NEAR_KINDS
+from sremkit.audit.scoring.negatives import NEAR_KINDS
 from sremkit.audit.scoring.types import NearMismatches, NoiseRate
 
 STEP, MAX_QUANTILE = 0.05, 0.9  # bins by quantiles of the near negatives

@@ -23,7 +23,7 @@ from sremkit.audit.scoring.calibration import (
     noise_rate_interval,
     null_scale,
 )
-from sremkit.audit.scoring.random_negatives import RandomNegatives
+from sremkit.audit.scoring.negatives import RandomNegatives
 from sremkit.audit.scoring.types import NoiseRate
 from sremkit.audit.scoring.word_scorer import WordScorer, replace_words
 

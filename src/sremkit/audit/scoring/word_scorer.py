@@ -61,11 +61,9 @@ class WordInputs:
 
 
 def word_inputs(
-    vectors: PairVectors, settings: ScoringSettings, texts: Sequence[str] | None, regions: FeatureSource | None
+    vectors: PairVectors, texts: Sequence[str] | None, regions: FeatureSource | None
 ) -> tuple[WordInputs | None, str]:
-    """The inputs of a word scorer, or None; and a sentence where one is wanted but not possible."""
-    if settings.word_epochs == 0:
-        return None, ""
+    """The inputs of a word scorer; None and a sentence where words cannot be scored."""
     num_images = len(vectors.images)
     if regions is None or len(regions) != num_images or texts is None:
         raise DataError(

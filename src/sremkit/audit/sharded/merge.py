@@ -16,7 +16,7 @@ import numpy as np
 
 from sremkit.audit.audit import Audit, curve_points, join_notes, rate_facts, versions
 from sremkit.audit.filtered import filter_note, filtered_at
-from sremkit.audit.issues.find import ISSUES
+from sremkit.audit.issues import ISSUES
 from sremkit.audit.report import write_report
 from sremkit.audit.result_table import (
     IDENTITY,

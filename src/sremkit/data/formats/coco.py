@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sremkit.data.format_utils import OnError, PairBuilder, Problems, choose_split, head, split_in_name
+from sremkit.data.format_utils import choose_split, head, split_in_name
 from sremkit.data.formats import EXAMPLE_TEXTS, FORMATS
 from sremkit.data.images import ImageFiles
-from sremkit.data.pairs import Pairs
+from sremkit.data.pairs import OnError, PairBuilder, Pairs, Problems
 from sremkit.errors import DataError
 from sremkit.io import read_json
 

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 
 from sremkit.data.features import MappedFeatures
-from sremkit.data.format_utils import OnError, Problems, choose_split
+from sremkit.data.format_utils import choose_split
 from sremkit.data.formats import EXAMPLE_TEXTS, FORMATS
 from sremkit.data.images import FileImages, TarImages, TarMember
-from sremkit.data.pairs import ImageSource, Pairs
+from sremkit.data.pairs import ImageSource, OnError, Pairs, Problems
 from sremkit.errors import DataError
 from sremkit.io import check_version, first_line, read_json
 
@@ -130,6 +130,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def image_problems(folder: Path) -> dict[str, str]:
+    """Why images could not be read, by their ids."""
+    with (folder / IMAGES).open(encoding="ascii") as lines, _readable(folder / IMAGES):
+        images = (json.loads(line) for line in lines)
+        return {image["id"]: image["problem"] for image in images if "problem" in image}
+
+
 def extracted_images(folder: Path, pairs: Pairs) -> ImageSource | None:
     """The files that the image vectors of `pairs`, read from this folder, were computed from; None if not known.
 
@@ -137,7 +144,7 @@ def extracted_images(folder: Path, pairs: Pairs) -> ImageSource | None:
     """
     if not (folder / IMAGE_FILES).is_file():
         return None
-    with readable(folder / IMAGE_FILES), (folder / IMAGE_FILES).open(encoding="ascii") as lines:
+    with _readable(folder / IMAGE_FILES), (folder / IMAGE_FILES).open(encoding="ascii") as lines:
         places = [json.loads(line) for line in lines]
         image_ids = [image["id"] for _, image in _lines(folder / IMAGES, None)]
         place_of = dict(zip(image_ids, places, strict=True))
@@ -151,7 +158,7 @@ def extracted_images(folder: Path, pairs: Pairs) -> ImageSource | None:
 
 def _lines(path: Path, split: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
     """Row and entry of each line of this split; of all lines if it is None."""
-    with readable(path), path.open(encoding="ascii") as lines:
+    with _readable(path), path.open(encoding="ascii") as lines:
         for row, line in enumerate(lines):
             entry = json.loads(line)
             if split is None or entry["split"] == split:
@@ -159,7 +166,7 @@ def _lines(path: Path, split: str | None) -> Iterator[tuple[int, dict[str, Any]]
 
 
 @contextmanager
-def readable(path: Path) -> Iterator[None]:
+def _readable(path: Path) -> Iterator[None]:
     """Inside, the lines of a table are read: what goes wrong is a damage of the file."""
     try:
         yield

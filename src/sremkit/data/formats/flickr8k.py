@@ -10,10 +10,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from sremkit.data.features import ArrayFeatures, MappedFeatures
-from sremkit.data.format_utils import OnError, PairBuilder, Problems, choose_split, read_lines
+from sremkit.data.format_utils import choose_split, read_lines
 from sremkit.data.formats import EXAMPLE_TEXTS, FORMATS
 from sremkit.data.images import TarImages, TarMember, tar_members
-from sremkit.data.pairs import FeatureSource, Pairs
+from sremkit.data.pairs import FeatureSource, OnError, PairBuilder, Pairs, Problems
 from sremkit.errors import DataError
 
 HEADER = ["image", "split", "cap_id", "caption"]

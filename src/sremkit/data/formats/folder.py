@@ -8,10 +8,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sremkit.data.format_utils import OnError, PairBuilder, Problems, read_lines, split_folder
+from sremkit.data.format_utils import read_lines, split_folder
 from sremkit.data.formats import EXAMPLE_TEXTS, FORMATS
 from sremkit.data.images import IMAGE_SUFFIXES, PNG_PIXEL, FileImages
-from sremkit.data.pairs import Pairs
+from sremkit.data.pairs import OnError, PairBuilder, Pairs, Problems
 from sremkit.errors import DataError
 
 MAX_FILES = 1000  # that are listed to recognise a folder

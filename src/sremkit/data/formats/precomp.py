@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from sremkit.data.features import MappedFeatures, open_npy
-from sremkit.data.format_utils import OnError, Problems, choose_split, read_lines
+from sremkit.data.format_utils import choose_split, read_lines
 from sremkit.data.formats import EXAMPLE_TEXTS, FORMATS
-from sremkit.data.pairs import Pairs
+from sremkit.data.pairs import OnError, Pairs, Problems
 from sremkit.errors import DataError
 
 FEATURE_ENDINGS = ("_ims.npy", "_feat.npy")

@@ -11,10 +11,10 @@ import numpy as np
 
 from sremkit.data.csv_parquet import MemoryTable, ParquetTable, Row, SourceTable, TextTable, open_table, unique_names
 from sremkit.data.features import MappedFeatures
-from sremkit.data.format_utils import VALIDATION, OnError, PairBuilder, Problem, Problems, choose_split, head
+from sremkit.data.format_utils import VALIDATION, choose_split, head
 from sremkit.data.formats import EXAMPLE_TEXTS, FORMATS, WHOLE, Collection
 from sremkit.data.images import PNG_PIXEL, ImageFiles
-from sremkit.data.pairs import Pairs
+from sremkit.data.pairs import OnError, PairBuilder, Pairs, Problem, Problems
 from sremkit.errors import DataError
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")

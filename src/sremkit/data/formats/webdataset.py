@@ -12,19 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from sremkit.data.format_utils import (
-    SPLIT_NAMES,
-    OnError,
-    PairBuilder,
-    Problems,
-    choose_split,
-    decode,
-    split_folder,
-    split_in_name,
-)
+from sremkit.data.format_utils import SPLIT_NAMES, choose_split, decode, split_folder, split_in_name
 from sremkit.data.formats import EXAMPLE_TEXTS, FORMATS
 from sremkit.data.images import IMAGE_SUFFIXES, PNG_PIXEL, TarImages, TarMember, tar_members
-from sremkit.data.pairs import Pairs
+from sremkit.data.pairs import OnError, PairBuilder, Pairs, Problems
 from sremkit.errors import DataError
 
 RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from sremkit.data.images import decode_image
-from sremkit.data.worker_processes import usable_cores
 from sremkit.errors import DataError, UserError
 from sremkit.extras import require
 from sremkit.models.matcher import Encoded
@@ -25,6 +24,7 @@ from sremkit.search.server.monitoring import Metrics, MonitoringMiddleware, log_
 from sremkit.search.server.schemas import MAX_BASE64, MAX_CHARACTERS, MAX_RESULTS, make_schemas
 from sremkit.search.vector_index import faiss_module
 from sremkit.web.app import create_app
+from sremkit.worker_processes import usable_cores
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

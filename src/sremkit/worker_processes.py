@@ -1,4 +1,4 @@
-"""Independent parts of one computation in forked worker processes of one thread each.
+"""Worker processes of one thread each: how many a machine can use, how one behaves, and work divided among them.
 
 Short steps with several threads each are slow next to other work: all threads wait for the one that has lost its core.
 Processes of one thread wait for nothing, and give the same numbers whether there are several of them or one.
@@ -7,6 +7,10 @@ Processes of one thread wait for nothing, and give the same numbers whether ther
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -14,10 +18,26 @@ from typing import Any, TypeVar
 
 import torch
 
-from sremkit.data.worker_processes import init_worker, usable_cores
+PARENT_POLL_SECONDS = 1.0
 
 Result = TypeVar("Result")
 _work: Callable[[int], Any]  # of a worker process
+
+
+def usable_cores() -> int:
+    """Number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute in one thread of PyTorch."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def run_parallel(work: Callable[[int], Result], numbers: Sequence[int], workers: int) -> Iterator[tuple[int, Result]]:
@@ -46,20 +66,21 @@ def run_parallel(work: Callable[[int], Result], numbers: Sequence[int], workers:
         pool.shutdown(cancel_futures=True)
 
 
-def default_workers() -> int:
-    """One for each core that this process may use."""
-    return usable_cores()
+def init_worker(worker: int = 0) -> None:
+    """Leave Ctrl-C to the parent, and exit when the parent is gone: a worker blocked on its queue would never end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    launched_by = os.getppid()  # the parent, or its fork server, which ends with it
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    if launched_by == 1 and parent.pid != 1:
+        os._exit(1)  # the parent is gone already
+    threading.Thread(target=_exit_without, args=(launched_by,), daemon=True).start()
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute in one thread of PyTorch."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+def _exit_without(launched_by: int) -> None:
+    while os.getppid() == launched_by:
+        time.sleep(PARENT_POLL_SECONDS)
+    os._exit(1)
 
 
 def _start(work: Callable[[int], Any]) -> None:

@@ -12,7 +12,7 @@ from made_pairs import SMALL, make_pairs
 from sremkit.audit.embed import read_vectors
 from sremkit.audit.scoring import cross_fit
 from sremkit.audit.scoring.cross_fit import CrossFitScorer
-from sremkit.audit.scoring.parallel import one_thread, run_parallel
+from sremkit.worker_processes import one_thread, run_parallel
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -1,8 +1,12 @@
-"""Near negatives: pairs that are wrong, but nearer to right than random negatives are.
+"""Negatives: pairs of a text and an image of one fold that were not given together.
 
-Real mistakes are often near: the caption of a similar image, or of one with the same object. Their statistics lie
-between those of random negatives and of matched pairs, and there they tell how many mismatches of such a kind the
-given pairs could hold. They are made of the given pairs of a fold, most of which match:
+Random negatives are texts with the images of other pairs. Their scores, by models that have not seen the fold, are the
+null distribution: but for chance, the distribution of the mismatched pairs among the given ones.
+
+Near negatives are wrong too, but nearer to right. Real mistakes are often near: the caption of a similar image, or of
+one with the same object. Their statistics lie between those of random negatives and of matched pairs, and there they
+tell how many mismatches of such a kind the given pairs could hold. They are made of the given pairs of a fold, most of
+which match:
 
     near by text    the image, with one of the texts of other images that are nearest to its text
     near by image   the text, with one of the images that are nearest to its image
@@ -17,12 +21,58 @@ import numpy as np
 
 from sremkit.data.pairs import MISSING
 
+MAX_ROUNDS = 50  # of random negatives
+
 NEAR_KINDS = ("near by text", "near by image", "partner absent")
 NEAREST = 0.02  # fraction of the fold's texts, or images, that count as near
 MIN_NEAREST = 5
 MAX_SOURCES = 4_000  # pairs of a fold that near negatives are made of
 MAX_POOL = 20_000  # texts, or images, that near ones are sought among
 QUERIES_PER_CHUNK = 512
+
+
+class RandomNegatives(NamedTuple):
+    """Pairs of a text and an image of one fold that were not given together."""
+
+    image: np.ndarray  # (w,) number of the image
+    text: np.ndarray  # (w,) row of the text
+    masked: np.ndarray  # (w,) an image that must not be a candidate for the text, or MISSING
+
+
+def draw_negatives(
+    rows: np.ndarray,
+    image_of_text: np.ndarray,
+    group_of_image: np.ndarray,
+    group_of_text: np.ndarray,
+    *,
+    rounds: int,
+    seed: int,
+    num_images: int | None = None,
+) -> RandomNegatives:
+    """Permute the images of a fold's pairs `rounds` times and keep the pairs that are not in the data.
+
+    Left out are a text with any image that it, or an equal text, was given with, or with a near-duplicate of that.
+
+    The image that a text was given with is mostly its true one, and in this fold. The true image of a mismatched text
+    can be in any fold. So that negatives meet the true image no more often than mismatched pairs do, the given image is
+    masked for as many negatives as there are images in other folds.
+
+    Args:
+        rows: (f,) the pairs of the fold; the other arrays are over all pairs, or all images.
+        group_of_text: (m,) equal for texts with the same vector.
+        num_images: number of images in the collection, where the arrays hold a sample of it.
+    """
+    rng = np.random.default_rng(seed)
+    texts = np.tile(rows, rounds)
+    images = np.concatenate([image_of_text[rng.permutation(rows)] for _ in range(rounds)])
+    num_groups = int(group_of_image.max()) + 1
+    given = np.unique(group_of_text[rows] * num_groups + group_of_image[image_of_text[rows]])
+    drawn = group_of_text[texts] * num_groups + group_of_image[images]
+    is_negative = ~np.isin(drawn, given)
+    texts, images = texts[is_negative], images[is_negative]
+    in_fold = len(np.unique(image_of_text[rows])) / (num_images or len(np.unique(image_of_text)))
+    is_masked = rng.random(len(texts)) >= in_fold
+    return RandomNegatives(images, texts, np.where(is_masked, image_of_text[texts], MISSING))
 
 
 class NearNegatives(NamedTuple):

@@ -1,24 +1,33 @@
-"""All issues of embedded pairs, as columns of the table."""
+"""Issues of a collection other than mismatched pairs: one column of the table for each.
+
+Those of captions are found in caption_issues.py. Images have an issue if they show nothing: tiny ones, and blank ones,
+all of one color. Unreadable images are problems of their rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sremkit.audit.caption_issues import (
+    count_unrelated_images,
+    find_boilerplate,
+    find_conflicts,
+    find_duplicate_rows,
+    find_other_language,
+)
 from sremkit.audit.embed import EmbeddedPairs
-from sremkit.audit.issues.boilerplate import find_boilerplate
-from sremkit.audit.issues.conflicting_captions import find_conflicts
-from sremkit.audit.issues.duplicate_rows import find_duplicate_rows
-from sremkit.audit.issues.image_issues import find_image_issues
-from sremkit.audit.issues.other_language import find_other_language
-from sremkit.audit.issues.repeated_caption import count_unrelated_images
 from sremkit.audit.scoring.cross_fit import Progress
 from sremkit.data.pairs import MISSING, ImageSource
+from sremkit.errors import DataError
 from sremkit.io import read_json_or_empty, write_json
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 #: Columns of the table, with their types; null where a pair has no such issue.
 ISSUES = {
@@ -29,6 +38,11 @@ ISSUES = {
     "other_language": "string",
     "image_issue": "string",
 }
+
+TINY, BLANK = "tiny", "blank"
+MIN_SIDE = 32  # pixels of the shorter side
+MIN_STD = 4.0  # of the gray values, from 0 to 255
+SIDE = 64  # to which an image is shrunk first; noise and compression do not matter then
 
 
 def find_issues(
@@ -62,7 +76,7 @@ def find_issues(
     conflicts = find_conflicts(images, image_of_text, text_vectors)
     found["conflicting_captions"] = [True if conflict else None for conflict in conflicts.tolist()]
     if pairs.images is not None:
-        of_image = _image_issues(pairs.images, kept, progress)
+        of_image = _kept_image_issues(pairs.images, kept, progress)
         found["image_issue"] = [of_image[image] for image in image_of_text.tolist()]
     return found
 
@@ -72,7 +86,7 @@ def count_issues(issues: Mapping[str, list[Any]] | None) -> dict[str, int]:
     return {name: sum(value is not None for value in values) for name, values in (issues or {}).items()}
 
 
-def _image_issues(images: ImageSource, kept: Path | None, progress: Progress | None) -> list[str | None]:
+def _kept_image_issues(images: ImageSource, kept: Path | None, progress: Progress | None) -> list[str | None]:
     before = {} if kept is None else read_json_or_empty(kept)
     if len(before.get("images", ())) == len(images):
         return before["images"]
@@ -80,3 +94,25 @@ def _image_issues(images: ImageSource, kept: Path | None, progress: Progress | N
     if kept is not None:
         write_json(kept, {"images": found})
     return found
+
+
+def find_image_issues(images: ImageSource, progress: Callable[[int, int], None] | None = None) -> list[str | None]:
+    """For each image what is wrong with it, or None; every image is decoded once."""
+    found: list[str | None] = []
+    for k in range(len(images)):
+        try:
+            found.append(image_issue(images.open(k)))
+        except DataError:
+            found.append(None)
+        if progress is not None:
+            progress(k + 1, len(images))
+    return found
+
+
+def image_issue(image: Image) -> str | None:
+    """What is wrong with an image, or None."""
+    if min(image.size) < MIN_SIDE:
+        return TINY
+    gray = image.convert("L")
+    gray.thumbnail((SIDE, SIDE))
+    return BLANK if float(np.asarray(gray, dtype=np.float32).std()) < MIN_STD else None
