@@ -99,7 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for size in options.sizes:
             for kind in options.kinds:
                 for rate in options.rates:
-                    if kind == "partner absent" and size // options.captions + rate * size > pairs.num_images * 5:
+                    absent = (pairs.num_images - size // options.captions) * 5  # captions of images that are left
+                    if kind == "partner absent" and rate * size > absent:
                         continue
                     rows.append(coverage_row(pairs, kind, rate, size, options.captions, seed, encoder))
                     if options.out is not None:

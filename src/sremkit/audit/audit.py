@@ -87,8 +87,8 @@ if TYPE_CHECKING:
 
 DATASET_COLUMNS = ("match_probability", "is_mismatch", "better_text", "problem")  # that a dataset gets
 RATE_COUNTS = (
-    "the noise rate counts pairs that look like an image with another image's caption; captions wrong in single "
-    "words are not counted"
+    "the noise rate counts pairs that look like an image with another image's caption; captions that nearly fit, of a "
+    "very similar image or wrong in single words, are not counted"
 )
 FEATURES, FOLDS, SHARDS = "features", "folds", "shards"  # the last only in a sharded audit
 
