@@ -351,6 +351,11 @@ def test_flagged_pairs_are_compared_with_the_estimate_and_what_is_left_is_stated
     text = make(tmp_path / "b", columns(8), summary).text.replace("\xa0", " ")
     assert "for the 700 kept pairs: 12.3 % are still wrong (95 % interval: 10.0 % to 20.0 %)" in text
     assert "wrong among the kept pairs" in text
+    summary["rate_counts"] = "the rate counts <some> pairs"
+    summary["remaining"]["sentence"] = "of the 700 kept pairs some are wrong"
+    text = make(tmp_path / "c", columns(8), summary).text
+    assert text.count("The rate counts <some> pairs. Of the 700 kept pairs some are wrong.") == 1
+    assert text.lower().count("the rate counts") == 1
 
 
 def test_next_steps_are_commands_that_can_be_run(tmp_path: Path) -> None:

@@ -141,8 +141,8 @@ def _numbers(summary: Mapping[str, Any], score: np.ndarray, flagged: np.ndarray)
         "remaining": of_kept.get("wrong"),  # fraction of mismatches among the pairs that are kept
         "remaining_low": of_kept.get("low"),
         "remaining_high": of_kept.get("high"),
-        "remaining_sentence": remaining.get("sentence"),
-        "rate_counts": summary.get("rate_counts"),  # what the rate counts, in words
+        "remaining_sentence": clean(remaining.get("sentence") or "")[:LONG_CAPTION],
+        "rate_counts": clean(summary.get("rate_counts") or "")[:LONG_CAPTION],  # what the rate counts, in words
         "rank_only": summary.get("noise_rate", rate) is None,  # the scores are ranks, not probabilities
         "rate": rate.get("estimate"),
         "low": rate.get("low"),
@@ -151,8 +151,6 @@ def _numbers(summary: Mapping[str, Any], score: np.ndarray, flagged: np.ndarray)
         "candidates": _number(summary.get("candidates")),
         "threshold": _fraction(summary.get("threshold")),
         "note": clean(summary.get("note") or "")[:LONG_CAPTION],
-        "counts": clean(summary.get("rate_counts") or "")[:LONG_CAPTION],
-        "left": clean(_mapping(summary.get("remaining")).get("sentence") or "")[:LONG_CAPTION],
     }
 
 
