@@ -173,6 +173,17 @@ def test_few_images_with_several_captions_are_judged_one_by_one() -> None:
     assert fit_joint_posterior(own, 0.3, texts, image, group, seed=0) is not None
 
 
+def test_a_collection_with_one_caption_an_image_is_judged_one_by_one() -> None:
+    """Where most images have one caption, a second one that resembles the first is no evidence for both."""
+    own, texts, image, group = draw(2, images=150)  # 300 pairs
+    for singles, together in ((290, True), (310, False)):
+        with_singles = np.concatenate([image, image.max() + 1 + np.arange(singles)])
+        rows = np.concatenate([np.arange(len(own)), np.arange(singles) % len(own)])
+        new_group = np.concatenate([group, group.max() + 1 + np.arange(singles)])
+        fitted = fit_joint_posterior(own[rows], 0.3, texts[rows], with_singles, new_group, seed=0)
+        assert (fitted is not None) == together
+
+
 def test_the_rate_is_the_higher_one_and_the_interval_keeps_its_upper_width() -> None:
     rate = joint_rate(NoiseRate(0.3, 0.2, 0.35), np.full(10, 0.6))
     assert rate is not None

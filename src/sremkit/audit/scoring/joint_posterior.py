@@ -23,6 +23,7 @@ from itertools import product
 import numpy as np
 
 MIN_IMAGES = 100  # with several captions; with fewer, captions are scored one by one
+MIN_SHARE = 0.5  # of the pairs, in images with several captions; elsewhere a second caption may well be the mistake
 MAX_TOGETHER = 8  # captions of an image; more are scored in groups
 IMAGES_PER_CHUNK = 4096
 BOUND = 1e-4  # P(match) is used between this and 1 - this
@@ -105,13 +106,14 @@ def fit_joint_posterior(
     *,
     seed: int,
 ) -> JointPosterior | None:
-    """Fit to m pairs, arguments as for `JointPosterior.match_prob`; None where few images have several captions.
+    """Fit to m pairs, arguments as for `JointPosterior.match_prob`; None where several captions an image are rare.
 
     Args:
         rate: of mismatches, with which `own` was computed.
     """
     blocks = list(images_of_equal_size(image_of_text))
-    if sum(len(rows) for rows in blocks) < MIN_IMAGES:
+    together = sum(rows.size for rows in blocks)
+    if sum(len(rows) for rows in blocks) < MIN_IMAGES or together < MIN_SHARE * len(own):
         return None
     mean = texts.mean(axis=0, dtype=np.float64).astype(texts.dtype)
     cosines, weights = [], []
