@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.audit_scenes import scenes_row
 from benchmarks.commands import make_parser
 from sremkit.audit.embed import read_vectors, score_pairs
 from sremkit.audit.scoring.candidates import CandidateSoftmax, concat_weighted, ensemble_weights
@@ -24,7 +22,7 @@ from sremkit.audit.scoring.cutoff import CutoffRule
 from sremkit.audit.scoring.fold_model import train_scorers
 from sremkit.audit.scoring.near_duplicates import equal_groups
 from sremkit.audit.scoring.negatives import draw_negatives
-from sremkit.audit.scoring.types import WORD_EPOCHS, PairScores, ScoringSettings
+from sremkit.audit.scoring.types import PairScores, ScoringSettings
 from sremkit.bench.grid import write_csv
 from sremkit.bench.tables import aligned
 from sremkit.data import Noise, Pairs, make_noise, read_pairs
@@ -143,9 +141,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rates", type=float, nargs="*", default=[0.0, 0.2, 0.4, 0.6], help="shares of wrong pairs")
     parser.add_argument("--protocol", choices=("caption", "image"), default="caption", help="noise protocol")
     parser.add_argument("--seed", type=int, default=0, help="of the noise and of the scoring")
-    parser.add_argument(
-        "--scenes", type=int, default=0, help="number of scenes with subtle mismatches to score as well"
-    )
     parser.add_argument("--no-crowd", action="store_true", help="leave out the agreement with people")
     parser.add_argument("--out", type=Path, help="CSV to write")
     options = parser.parse_args(arguments)
@@ -162,12 +157,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             write_csv(rows, options.out)
     if rows:
         print(table(rows))
-    if options.scenes:
-        subtle = scenes_row(options.scenes, replace(settings, word_epochs=WORD_EPOCHS))
-        print(
-            f"scenes: {100 * subtle['subtle_recall']:.0f} % of the subtle mismatches at precision 0.9, "
-            f"{100 * subtle['shuffled_recall']:.0f} % of the shuffled ones"
-        )
     if not options.no_crowd:
         agreement = crowd_auroc(train, val, test, settings, Path(folder) / CROWD_FILE)
         print("agreement with people (AUROC): " + ", ".join(f"{k} {v:.4f}" for k, v in agreement.items()))

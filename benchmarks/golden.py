@@ -106,7 +106,6 @@ PICTURES = "--image-root INPUT/scenes/pictures"
 AUDITS = {
     "audit/scenes": f"INPUT/scenes/pairs.csv {PICTURES}",
     "audit/scenes-by-shard": f"INPUT/scenes/parts {PICTURES} --by-shard",
-    "audit/scenes-words": f"INPUT/scenes/pairs.csv {PICTURES} --words",
     "audit/vectors": VECTORS,
     "audit/vectors-by-shard": f"{PARTS} --by-shard --sample 2000",  # of 3,000
 }

@@ -15,6 +15,7 @@ from fake_encoders import FakeImages
 from layouts import coco_content, karpathy_content, write_image, write_json, write_shard
 from sremkit.audit.audit import Audit
 from sremkit.audit.embed import Encoders
+from sremkit.audit.scoring.types import ScoringSettings
 from sremkit.data import read_pairs
 from sremkit.errors import DataError, UserError
 
@@ -132,6 +133,12 @@ def test_the_summary_holds_figures_settings_and_times(tmp_path: Path, scorer) ->
     assert set(summary["seconds"]) == {"reading", "features", "scoring", "table"}
     assert summary["versions"]["sremkit"] == sremkit.__version__
     assert summary["settings"] == {"seed": 0, "image_encoder": "mean colours", "text_encoder": "lengths"}
+
+
+def test_the_seed_reaches_the_scorer(tmp_path: Path, scorer) -> None:
+    path = write_table(tmp_path / "data", GOOD)
+    Audit.from_csv(path, image="file", id="uid").find(tmp_path / "out", seed=3, workers=0)
+    assert scorer.settings == ScoringSettings(seed=3)
 
 
 def test_parquet_keeps_its_types_and_own_columns_with_our_names_are_not_lost(tmp_path: Path, scorer) -> None:

@@ -16,6 +16,7 @@ from sremkit.audit.audit import Audit
 from sremkit.audit.export import export
 from sremkit.audit.scoring.cutoff import CutoffRule
 from sremkit.errors import UserError
+from sremkit.io import read_json, write_json
 from stand_in_scorer import StandInScorer
 
 pytest.importorskip("pyarrow")
@@ -49,6 +50,17 @@ def test_a_finished_audit_is_not_made_again(tmp_path: Path, scorer) -> None:
     assert len(scorer.scored) == 1
     assert again.get_issues() == first.get_issues()
     assert again.summary == first.summary
+
+
+@pytest.mark.parametrize(("words", "is_complete"), [(False, True), (True, False)])
+def test_an_audit_in_which_an_earlier_version_scored_words_is_made_again(
+    tmp_path: Path, scorer, words: bool, is_complete: bool
+) -> None:
+    path = write_table(tmp_path / "data", GOOD)
+    audited(path, tmp_path / "out")
+    summary = read_json(tmp_path / "out" / "summary.json")
+    write_json(tmp_path / "out" / "summary.json", {**summary, "words": words})
+    assert audited(path, tmp_path / "out").was_complete == is_complete
 
 
 @pytest.mark.parametrize("change", ["caption", "image", "more rows"])

@@ -70,7 +70,6 @@ def test_tasks_report_what_is_missing_and_a_last_command_completes_it(parts: lis
         (["x.csv", "--sharded", "--task", "1"], "--task and --of go together"),
         (["x.csv", "--sharded", "--task", "2", "--of", "2"], "--task must be a number from 0 to 1"),
         (["x.csv", "--task", "0", "--of", "2"], "--task is for large collections; add --sharded"),
-        (["x.csv", "--sharded", "--words"], "--words needs all pairs in memory"),
         (["x.csv", "--engine", "ray"], "--engine is for large collections; add --sharded"),
     ],
 )

@@ -54,6 +54,10 @@ def test_what_follows_the_examples_is_shown_after_the_options() -> None:
         (["trian"], "srem: there is no command 'trian'; did you mean 'train'?"),
         (["bench", "method"], "srem bench: there is no bench 'method'; did you mean 'methods'?"),
         (["train", "scenes-srem", "--rusume", "x"], "there is no option '--rusume'; did you mean '--resume'?"),
+        (
+            ["audit", "x.csv", "--words"],
+            "srem audit: '--words' was removed, because scoring of single words did not pay",
+        ),
         (["export", "audits/mine", "--ouput=x"], "there is no option '--ouput'; did you mean '--out'?"),
         (["list", "method"], "argument kind: there is no 'method'; did you mean 'methods'?"),
         (["eval", "runs/x", "--split", "tset"], "argument --split: there is no 'tset'; did you mean 'test'?"),

@@ -73,7 +73,7 @@ from sremkit.audit.scoring.cutoff import CutoffRule
 from sremkit.audit.scoring.near_duplicates import caption_groups, image_groups
 from sremkit.audit.scoring.remaining import remaining, remaining_curve
 from sremkit.audit.scoring.threshold_curve import ThresholdCurve
-from sremkit.audit.scoring.types import WORD_EPOCHS, NearMismatches, NoiseRate, ScoringSettings
+from sremkit.audit.scoring.types import NearMismatches, NoiseRate, ScoringSettings
 from sremkit.audit.then_train import compare_training
 from sremkit.data.pairs import MISSING, Pairs
 from sremkit.errors import DataError, UserError
@@ -228,7 +228,6 @@ class Audit:
         fraction: float | None = None,
         threshold: float | None = None,
         encoder: str | Path | None = None,
-        words: bool = False,
         seed: int = 0,
         workers: int | None = None,
         reuse: Sequence[str | Path] = (),
@@ -244,7 +243,6 @@ class Audit:
             threshold: or flag the pairs with a lower match probability.
             encoder: folder of a CLIP or SigLIP model of transformers, or a run that fine-tuned one, instead of the
                 default encoders. The cosine of its vectors is one more scorer, and the only one of a few hundred pairs.
-            words: also find captions that are wrong in one word; takes some minutes for every 10,000 pairs.
             workers: processes that extract features; by default one for each core.
             reuse: folders of other audits, or of `srem features`, whose features of the same images and texts are used.
             progress: called with a stage, the number of items done and the total.
@@ -253,8 +251,6 @@ class Audit:
         arrow()  # a missing package is reported now, not after hours of work
         source, rule, encoders = self.source, CutoffRule.of(precision, fraction, threshold), Encoders.open(encoder)
         self.out = Path(out) if out is not None else Path(f"{source.pairs.name}-audit")
-        if words and not source.has_texts:
-            raise UserError("--words needs captions, and embeddings alone have none; leave it out")
         seconds: dict[str, float] = {}
 
         with timed(seconds, "reading"):
@@ -264,7 +260,6 @@ class Audit:
                 "key": inputs.key,
                 "rows_key": fingerprint_rows(source.rows),
                 "seed": seed,
-                "words": words,
                 "cutoff": rule.as_dict(),
                 "decisions": decisions_key(decisions),
             }
@@ -292,7 +287,7 @@ class Audit:
         progress: Progress | None,
     ) -> None:
         """Embed, score and write; `identity` goes into the summary, `seconds` gets those of each stage."""
-        source, seed, words = self.source, identity["seed"], identity["words"]
+        source, seed = self.source, identity["seed"]
         assert self.out is not None
 
         with timed(seconds, "features"):
@@ -302,7 +297,7 @@ class Audit:
 
         with timed(seconds, "scoring"):
             zero_shot = encoders.share_a_space(inputs.missing)
-            settings = ScoringSettings(seed=seed, word_epochs=WORD_EPOCHS if words else 0, zero_shot=zero_shot)
+            settings = ScoringSettings(seed=seed, zero_shot=zero_shot)
             folder = self.out / FOLDS / inputs.key
             folder.mkdir(parents=True, exist_ok=True)
             label = labels_of(embedded.pairs, decisions, has_texts=source.has_texts) if decisions else None
@@ -508,6 +503,8 @@ class Audit:
         try:
             summary = read_summary(self.out)
             if any(summary.get(name) != value for name, value in identity.items()):
+                return False
+            if summary.get("words"):  # of an earlier version, which could score single words as well
                 return False
             self._table = ResultTable(self.out).read()
         except DataError:  # damaged

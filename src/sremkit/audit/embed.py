@@ -191,12 +191,11 @@ def score_pairs(
     pairs: Pairs,
     settings: ScoringSettings | None = None,
     *,
-    regions: FeatureSource | None = None,
     label: np.ndarray | None = None,
     folder: Path | None = None,
     progress: Progress | None = None,
 ) -> PairScores:
-    """Held-out scores of all pairs by `CrossFitScorer`; words are compared with `regions`, by default image vectors.
+    """Held-out scores of all pairs by `CrossFitScorer`.
 
     Args:
         label: (m,) int64, 1 for pairs that are known to match, 0 for known mismatches, MISSING for all others.
@@ -205,8 +204,7 @@ def score_pairs(
     scorer = CrossFitScorer(settings, folder=folder, progress=progress)
     if folder is not None and (folder / SCORER).exists():  # its models may be replaced
         remove_checkpoint(folder / SCORER)
-    regions = pairs.image_features if regions is None else regions
-    scores = scorer.fit_score(replace(read_vectors(pairs), label=label), texts=pairs.texts, regions=regions)
+    scores = scorer.fit_score(replace(read_vectors(pairs), label=label))
     if folder is not None and scorer.models:
         scorer.save(folder / SCORER, {"sampled": len(pairs), "names": pool_names(scorer, pairs)}, with_models=False)
     return scores if label is None else apply_labels(scores, label, seed=scorer.settings.seed)

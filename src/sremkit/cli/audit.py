@@ -60,7 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     working = parser.add_argument_group("scoring")
     pretrained = "a CLIP or SigLIP model of transformers: its folder, a run that fine-tuned it, or its name on the hub"
     working.add_argument("--encoder", metavar="RUN_OR_DIR", help=pretrained)
-    working.add_argument("--words", action="store_true", help="also find captions wrong in one word (slower)")
     working.add_argument(
         "--then-train", action="store_true", help="also train small models with and without the flagged pairs"
     )
@@ -138,7 +137,6 @@ def run(args: argparse.Namespace) -> None:
                 fraction=args.fraction,
                 threshold=args.threshold,
                 encoder=args.encoder,
-                words=args.words,
                 seed=args.seed,
                 workers=args.workers,
                 reuse=args.reuse,
@@ -207,8 +205,6 @@ def make_plan(args: argparse.Namespace) -> ShardPlan:
         raise UserError("--reuse is for audits without --sharded; leave out one of them")
     if args.then_train:
         raise UserError("--then-train needs all pairs in memory, and --sharded holds one shard; leave out one of them")
-    if args.words:
-        raise UserError("--words needs all pairs in memory, and --sharded holds one shard; leave out one of them")
     embeddings, options = (args.image_emb, args.text_emb), column_options(args)
     sources = [args.pairs is not None, any(embeddings), args.run_folder is not None]
     if sum(sources) != 1 or args.run_folder is not None or any(embeddings) != all(embeddings):

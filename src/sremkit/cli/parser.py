@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
+from sremkit.config.aliases import REMOVED_OPTIONS
 from sremkit.config.settings import suggestion
 
 COMMAND_WORDS = ("srem ", "torchrun ")  # an example line of a help text begins with one of them
@@ -70,7 +71,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def refuse_unknown_options(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """End with a sentence if an option does not exist in the command that the arguments name."""
+    """End with a sentence if an option does not exist, or no longer, in the command that the arguments name."""
     for argument in arguments:
         commands = subcommands(parser)
         if argument == "--" or "-" not in parser.prefix_chars:
@@ -80,6 +81,9 @@ def refuse_unknown_options(parser: argparse.ArgumentParser, arguments: Sequence[
         elif argument.startswith("--"):
             option = argument.partition("=")[0]
             known = [name for action in parser._actions for name in action.option_strings if name.startswith("--")]
+            reason = REMOVED_OPTIONS.get(parser.prog.partition(" ")[2], {}).get(option)
+            if reason is not None:
+                parser.error(f"'{option}' was removed, because {reason}; leave it out")
             if not any(name.startswith(option) for name in known):  # argparse accepts unique beginnings
                 parser.error(f"there is no option '{option}'; {suggestion(option, known)}")
 

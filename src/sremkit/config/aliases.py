@@ -2,7 +2,8 @@
 
 Each table maps an old name to the new one. A recipe or a command that uses an old name works and warns; run folders
 and checkpoints, which nobody edits, are read without a warning. Finished cells of a grid keep their keys, because
-`table_for_hashing` gives every setting the name it had when the keys were introduced.
+`table_for_hashing` gives every setting the name it had when the keys were introduced. Options that were removed are
+refused with the reason.
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ OPTIONS: dict[str, dict[str, str]] = {
 
 #: Old and new value of a command's option, under the option's new name: {"audit": {"--engine": {"old": "new"}}}.
 OPTION_VALUES: dict[str, dict[str, dict[str, str]]] = {"audit": {"--engine": {"plain": "local"}}}
+
+#: Options of a command that were removed, and why: {"audit": {"--old": "reason"}}.
+REMOVED_OPTIONS: dict[str, dict[str, str]] = {
+    "audit": {"--words": "scoring of single words did not pay on photographs"},
+}
 
 #: Old and new name of a model in a checkpoint.
 MODEL_NAMES = {"twins": "two-networks"}

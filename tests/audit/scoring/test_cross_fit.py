@@ -242,6 +242,7 @@ def test_pairs_without_vectors_are_refused_in_words() -> None:
     [
         ({"folds": 1}, "needs 2 folds or more"),
         ({"epochs": 0}, "epochs"),
+        ({"dual_encoders": -1}, "dual_encoders must be 0 or more, got -1"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_in_words(wrong: dict, sentence: str) -> None:

@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from made_pairs import SMALL, make_pairs, vectors_of, with_vectors
-from sremkit.audit.embed import score_pairs
+from sremkit.audit.embed import SCORER, score_pairs
 from sremkit.audit.scoring import cross_fit
+from sremkit.audit.scoring.cross_fit import CrossFitScorer
 from sremkit.audit.scoring.ridge_cca import fit_ridge_cca
+from sremkit.training.checkpoint import read_checkpoint, write_checkpoint
 
 
 @pytest.fixture
@@ -76,3 +78,15 @@ def test_a_change_is_noticed_and_folds_are_computed_again(tmp_path: Path, traini
             (fold / "facts.json").write_text(json.dumps({}))
     score_pairs(pairs, settings, folder=tmp_path)
     assert len(trainings) == 4
+
+
+def test_a_scorer_with_a_setting_of_an_earlier_version_is_read(tmp_path: Path, trainings) -> None:
+    pairs, _ = make_pairs(0.3, num_images=300)
+    score_pairs(pairs, SMALL, folder=tmp_path)
+    for folder in (tmp_path / SCORER, *tmp_path.glob("model-*")):
+        tensors, facts = read_checkpoint(folder)
+        facts["settings"]["word_epochs"] = 0
+        write_checkpoint(folder, tensors, facts)
+    scorer, _ = CrossFitScorer.load(tmp_path / SCORER)
+    assert scorer.settings == SMALL
+    assert len(scorer.models) == SMALL.folds

@@ -6,6 +6,5 @@ negatives.py        random negatives, of which the null distribution is made, an
 candidates.py       the statistic of a pair: softmax among candidates
 calibration.py      from statistics to P(match) and the noise rate
 cutoff.py           from P(match) to flags
-word_*.py           captions with one wrong word
 fold_store.py       finished folds and fitted models on disk
 """

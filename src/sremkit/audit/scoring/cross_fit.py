@@ -33,9 +33,7 @@ from sremkit.audit.scoring.fold_store import FoldStore, fold_key, read_models, w
 from sremkit.audit.scoring.joint_posterior import fit_joint_posterior
 from sremkit.audit.scoring.near_bound import bound_near_mismatches
 from sremkit.audit.scoring.types import NearMismatches, NoiseRate, PairScores, PairVectors, ScoringSettings
-from sremkit.audit.scoring.word_calibration import add_words, join_likelihood
-from sremkit.audit.scoring.word_scorer import WordInputs, train_word_scorer, word_inputs
-from sremkit.data.pairs import MISSING, FeatureSource
+from sremkit.data.pairs import MISSING
 from sremkit.worker_processes import run_parallel, usable_cores
 
 Progress = Callable[[str, int, int], None]
@@ -43,7 +41,6 @@ Progress = Callable[[str, int, int], None]
 MIN_IMAGES = 20
 MIN_PAIRS_PER_FOLD = 10
 MIN_PAIRS_FOR_WORKERS = 2_000
-NEGATIVES_WITH_WORDS = 2  # random negatives for each given pair, at most, when words are scored
 
 
 class CrossFitScorer:
@@ -81,33 +78,24 @@ class CrossFitScorer:
         self.calibration = Calibration(None, None, "", np.zeros(0))
         self.fold_of_key: dict[int, int] = {}  # of images that were fitted on, where their folds are not hashed
 
-    def fit_score(
-        self, vectors: PairVectors, *, texts: Sequence[str] | None = None, regions: FeatureSource | None = None
-    ) -> PairScores:
-        """Fit on all pairs, any of which may mismatch, and return the held-out score of each.
-
-        Args:
-            texts, regions: captions, and one or several vectors for each image, to score words if `word_epochs` is set.
-        """
+    def fit_score(self, vectors: PairVectors) -> PairScores:
+        """Fit on all pairs, any of which may mismatch, and return the held-out score of each."""
         settings = self.settings
         readable = np.flatnonzero(vectors.readable)
         unread = _unread_note(len(vectors.readable) - len(readable))
         if reason := _too_little(vectors, settings):
             return PairScores.unscored(len(vectors.readable), _joined(reason, unread))
-        words, word_note = word_inputs(vectors, texts, regions) if settings.word_epochs > 0 else (None, "")
-        if words is not None:  # whose scorer reads the regions of every negative
-            settings = replace(settings, negatives=min(settings.negatives, NEGATIVES_WITH_WORDS * len(readable)))
         fold_of_pair = np.full(len(vectors.readable), MISSING)
         fold_of_pair[readable] = balanced_folds(
             vectors.image_of_text.numpy()[readable], vectors.group_of_image, settings.folds, seed=settings.seed
         )
         store = None
         if self.folder is not None:
-            store = FoldStore(self.folder, settings, fold_key(vectors, settings, words))
-        scores = self._cross_fit(vectors, fold_of_pair, settings, store, words=words, keep_model=store is not None)
+            store = FoldStore(self.folder, settings, fold_key(vectors, settings))
+        scores = self._cross_fit(vectors, fold_of_pair, settings, store, keep_model=store is not None)
         keys = vectors.image_key[vectors.image_of_text.numpy()[readable]]
         self.fold_of_key = dict(zip(keys.tolist(), fold_of_pair[readable].tolist(), strict=True))
-        return replace(scores, note=_joined(scores.note, word_note, unread))
+        return replace(scores, note=_joined(scores.note, unread))
 
     def fit(self, vectors: PairVectors, *, num_images: int) -> Self:
         """Fit on a sample of a collection with `num_images` images, such that other pairs of it can be scored."""
@@ -189,7 +177,6 @@ class CrossFitScorer:
         fold_of_pair: np.ndarray,
         settings: ScoringSettings,
         store: FoldStore | None = None,
-        words: WordInputs | None = None,
         **options: Any,
     ) -> PairScores:
         """Train and score every fold and calibrate; options as for `score_fold`."""
@@ -202,12 +189,8 @@ class CrossFitScorer:
             # Near-duplicates of a held-out image are not trained on, in whichever fold they are.
             train = np.flatnonzero(vectors.is_usable & ~np.isin(group_of_pair, np.unique(group_of_pair[held_out])))
             scorers = train_scorers(vectors, train, settings, seed=seed, on_step=self._steps(number, "training"))
-            word_scorer = None
-            if words is not None:
-                on_step = self._steps(number, "training words")
-                word_scorer = train_word_scorer(words, train, settings, seed=seed, on_step=on_step)
             rows = np.flatnonzero(held_out)
-            return score_fold(vectors, scorers, rows, settings, seed=seed, word_scorer=word_scorer, **options)
+            return score_fold(vectors, scorers, rows, settings, seed=seed, **options)
 
         for number in range(settings.folds):
             fold = None if store is None else store.load(number)
@@ -217,8 +200,7 @@ class CrossFitScorer:
         _ = vectors.group_of_text, vectors.image_key  # computed once, before processes are forked
         todo = [number for number in range(settings.folds) if number not in finished]
         # Steps of a training are reported by this process; closed forms of few pairs take less time than a fork.
-        trains = settings.dual_encoders > 0 or words is not None
-        alone = trains or len(vectors.readable) < MIN_PAIRS_FOR_WORKERS
+        alone = settings.dual_encoders > 0 or len(vectors.readable) < MIN_PAIRS_FOR_WORKERS
         workers = 1 if alone else self.workers
         with nullcontext(store) if store is not None or workers < 2 else temporary_store(settings) as kept:
 
@@ -243,12 +225,11 @@ class CrossFitScorer:
 
     def _calibrate(self, folds: Sequence[FoldScores], vectors: PairVectors) -> PairScores:
         """Fit the calibration to the held-out pairs of all folds and score them."""
-        given, null, edited = _on_one_scale(folds)
+        given, null = _on_one_scale(folds)
         rows, seed = np.concatenate([fold.rows for fold in folds]), self.settings.seed
         group = vectors.group_of_image[vectors.image_of_text.numpy()[rows]]
         fitted = calibrate(given, null, group)
-        words = [fold.words for fold in folds if fold.words is not None]
-        if fitted.noise_rate is not None and not words:
+        if fitted.noise_rate is not None:
             fitted = _with_joint(fitted, given, rows, vectors, seed=seed)
         match_prob = fitted.score_pairs(given, *_captions(rows, vectors))
         if fitted.joint is not None:
@@ -258,14 +239,10 @@ class CrossFitScorer:
             near = _bound_near(folds, fitted, rate, given, null, match_prob, effective=independent_pairs(group))
             fitted = replace(fitted, near=near)
         self.calibration = fitted
-        if words and fitted.ratio is not None and rate is not None:
-            not_shuffled, edited_not_shuffled = (fitted.ratio.match_prob(x) for x in (given, edited))
-            rank = fitted.rank(given)
-            match_prob, rate, note = add_words(words, not_shuffled, edited_not_shuffled, rank, rate, group)
         # From the order of the folds to that of the pairs; pairs that cannot be read stay unscored.
         candidates = max(fold.candidates for fold in folds)
         scores = PairScores.unscored(len(vectors.readable), note, candidates=candidates, rate=rate)
-        scores = replace(scores, separation=None if words else fitted.separation, near=None if words else fitted.near)
+        scores = replace(scores, separation=fitted.separation, near=fitted.near)
         scores.match_prob[rows] = match_prob
         for number, fold in enumerate(folds):
             scores.fold[fold.rows] = number
@@ -303,18 +280,14 @@ def hashed_folds(image_key: np.ndarray, folds: int, *, seed: int) -> np.ndarray:
     return ((mixed >> np.uint64(32)) % np.uint64(folds)).astype(np.int64)
 
 
-def _on_one_scale(folds: Sequence[FoldScores]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The statistics of given, null and edited pairs, in standard deviations of each fold's null distribution."""
-    given, null, edited = [], [], [np.zeros(0)]
+def _on_one_scale(folds: Sequence[FoldScores]) -> tuple[np.ndarray, np.ndarray]:
+    """The statistics of given and null pairs, in standard deviations of each fold's null distribution."""
+    given, null = [], []
     for fold in folds:
         mean, std = null_scale(fold.null_statistic)
-        of_given, of_null = ((values - mean) / std for values in (fold.statistic, fold.null_statistic))
-        if fold.words is not None:
-            of_given, of_null, of_edited = join_likelihood(of_given, of_null, fold.words)
-            edited.append(of_edited)
-        given.append(of_given)
-        null.append(of_null)
-    return np.concatenate(given), np.concatenate(null), np.concatenate(edited)
+        given.append((fold.statistic - mean) / std)
+        null.append((fold.null_statistic - mean) / std)
+    return np.concatenate(given), np.concatenate(null)
 
 
 def _captions(rows: np.ndarray, vectors: PairVectors) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -23,8 +23,6 @@ from sremkit.audit.scoring.near_duplicates import equal_groups
 from sremkit.audit.scoring.negatives import MAX_ROUNDS, draw_near_negatives, draw_negatives
 from sremkit.audit.scoring.ridge_cca import estimate_clean_prob, fit_root_cca
 from sremkit.audit.scoring.types import PairVectors, ScoringSettings
-from sremkit.audit.scoring.word_calibration import WordScores, score_words
-from sremkit.audit.scoring.word_scorer import WordScorer
 from sremkit.audit.scoring.zero_shot import MIN_FITTED_PAIRS, ZeroShot
 from sremkit.data.pairs import MISSING
 
@@ -49,7 +47,6 @@ class FoldScores:
     near_place: np.ndarray  # (v,) which of the f pairs each was made of
     near_kind: np.ndarray  # (v,) int64, a place in `NEAR_KINDS`
     candidates: int
-    words: WordScores | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +164,6 @@ def score_fold(
     *,
     seed: int,
     num_images: int | None = None,
-    word_scorer: WordScorer | None = None,
     keep_model: bool = False,
 ) -> tuple[FoldScores, FoldModel | None]:
     """Score the held-out pairs `rows` and random negatives of them.
@@ -238,6 +234,5 @@ def score_fold(
         near_place=near.source,
         near_kind=near.kind,
         candidates=len(candidates),
-        words=None if word_scorer is None else score_words(word_scorer, rows, negatives, seed=seed),
     )
     return scores, model

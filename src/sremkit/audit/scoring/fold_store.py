@@ -22,19 +22,17 @@ from sremkit.audit.scoring.fold_model import FoldModel, FoldScores
 from sremkit.audit.scoring.joint_posterior import JointPosterior
 from sremkit.audit.scoring.ridge_cca import RidgeCCA, RootCCA
 from sremkit.audit.scoring.types import NearMismatches, NoiseRate, PairVectors, ScoringSettings
-from sremkit.audit.scoring.word_calibration import WordScores
-from sremkit.audit.scoring.word_scorer import WordInputs
 from sremkit.audit.scoring.zero_shot import ZeroShot
 from sremkit.io import digest
 from sremkit.training.checkpoint import is_valid, prefixed, read_checkpoint, without_prefix, write_checkpoint
 from sremkit.version import __version__
 
-WORDS = "words_"  # prefix of the names of word scores
 NOT_CALIBRATED = Calibration(None, None, "", np.zeros(0))
 POOL = ("image_emb", "text_emb", "image_key", "rows", "images")  # arrays of a `FoldModel`
 # Scorers that are fitted in closed form, in the order of an ensemble, with the prefix of their tensors.
 CLOSED_FORM: dict[str, Callable[..., PairScorer]] = {"cca": RidgeCCA, "root-cca": RootCCA}
 FACTS = ("weights", "null_mean", "null_std", "candidates")  # its other values
+RETIRED_SETTINGS = ("word_epochs",)  # which folders of earlier versions hold
 
 
 class FoldStore:
@@ -51,10 +49,7 @@ class FoldStore:
         if facts.get("key") != self.key:
             return None
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-        words = None
-        if facts["has_words"]:
-            words = WordScores(**{field.name: arrays.pop(WORDS + field.name) for field in fields(WordScores)})
-        return FoldScores(**arrays, candidates=facts["candidates"], words=words)
+        return FoldScores(**arrays, candidates=facts["candidates"])
 
     def load_model(self, number: int) -> FoldModel | None:
         """The model of a finished fold, or None if there is none that fits."""
@@ -69,21 +64,17 @@ class FoldStore:
             folder = self.folder / f"model-{number}"
             write_models(folder, [model], NOT_CALIBRATED, self.settings, {"key": self.key})
         arrays = asdict(fold)
-        candidates, words = arrays.pop("candidates"), arrays.pop("words")
-        arrays |= {WORDS + name: array for name, array in (words or {}).items()}
+        candidates = arrays.pop("candidates")
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        facts = {"key": self.key, "candidates": candidates, "has_words": words is not None}
-        write_checkpoint(self.folder / f"fold-{number}", tensors, facts)
+        write_checkpoint(self.folder / f"fold-{number}", tensors, {"key": self.key, "candidates": candidates})
 
 
-def fold_key(vectors: PairVectors, settings: ScoringSettings, words: WordInputs | None = None) -> str:
+def fold_key(vectors: PairVectors, settings: ScoringSettings) -> str:
     """A hash of all that finished folds depend on."""
-    images = np.unique(vectors.image_of_text.numpy()[vectors.readable])
     facts = {
         "version": __version__,
-        "holds": [field.name for kept in (FoldScores, WordScores) for field in fields(kept)],
+        "holds": [field.name for field in fields(FoldScores)],
         "data": vectors.fingerprint(),
-        "words": None if words is None else words.fingerprint(images),
         "settings": asdict(settings),
     }
     return digest(facts, length=64)
@@ -138,7 +129,7 @@ def write_models(
 def read_models(folder: Path) -> tuple[list[FoldModel], Calibration, ScoringSettings, dict[str, Any]]:
     """What `write_models` wrote."""
     tensors, facts = read_checkpoint(folder)
-    settings = ScoringSettings(**facts["settings"])
+    settings = ScoringSettings(**{k: v for k, v in facts["settings"].items() if k not in RETIRED_SETTINGS})
     ratio = None
     if facts["share"] is not None:
         arrays = (tensors[name].numpy() for name in ("knots", "mismatch_prob"))

@@ -15,8 +15,6 @@ from sremkit.audit.scoring.near_duplicates import equal_groups, fold_groups, row
 from sremkit.data.pairs import MISSING
 from sremkit.errors import DataError
 
-WORD_EPOCHS = 10  # where single words are scored
-
 
 @dataclass(frozen=True)
 class ScoringSettings:
@@ -33,7 +31,6 @@ class ScoringSettings:
     dropout: float = 0.5
     scale: float = 20.0  # initial slope from cosine to logit
     candidates: int = 1024  # pairs in the candidate softmax of every pair of a fold
-    word_epochs: int = 0  # of the word scorer, which finds captions with one wrong word; 0: no word scorer
     negatives: int = 60_000  # about how many random negatives are drawn, over all folds
     seed: int = 0
     zero_shot: bool = False  # images and texts have vectors of one space, whose cosine is one more scorer
@@ -44,9 +41,8 @@ class ScoringSettings:
         for name in ("epochs", "batch_size", "candidates", "negatives"):
             if getattr(self, name) < 1:
                 raise DataError(f"{name} must be 1 or more, got {getattr(self, name)}")
-        for name in ("dual_encoders", "word_epochs"):
-            if getattr(self, name) < 0:
-                raise DataError(f"{name} must be 0 or more, got {getattr(self, name)}")
+        if self.dual_encoders < 0:
+            raise DataError(f"dual_encoders must be 0 or more, got {self.dual_encoders}")
 
 
 @dataclass(frozen=True, eq=False)
