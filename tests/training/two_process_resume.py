@@ -1,7 +1,8 @@
 """Started by torchrun: a run of several processes is stopped, resumed, and compared with one that was not stopped.
 
 Prints from the first process: whether the resumed run is equal, and whether it still is without the generator states of
-the other processes. Batches of 15 pairs are uneven shards of 8 and 7.
+the other processes, and the threads of collectives that outlive the process group. Batches of 15 pairs are uneven
+shards of 8 and 7.
 """
 
 from __future__ import annotations
@@ -65,6 +66,9 @@ def main() -> None:
         print("crippled", are_equal(whole, without), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+    if is_first:
+        names = (task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm"))  # of threads, on Linux
+        print("threads", *sorted(name for name in names if "gloo" in name), flush=True)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+if dist.is_available():
+    # The functions of this module have the default process group as a default argument, from the time of their import.
+    # PyTorch imports it late, and then `destroy_process_group` leaves the group's threads running, one of which can
+    # abort the process when the interpreter ends. Imported here, before there is a group, they hold none.
+    import torch.distributed.nn.functional
+
 
 class BatchShard(NamedTuple):
     """The part of the joined batch that belongs to this process; all of it if there is only one."""

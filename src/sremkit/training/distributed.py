@@ -55,8 +55,8 @@ def this_process(device: str = "auto") -> Process:
 def process_group(device: str = "auto") -> Iterator[Process]:
     """This process in its process group, which is destroyed at the end.
 
-    The threads of the collectives must end before the interpreter does: one that releases a Python object later aborts
-    the process, after all its work is done. So all processes wait for the slowest, also after a requested stop.
+    All processes wait for the slowest, also after a requested stop: one that leaves early can abort the last collective
+    of another.
     """
     try:
         try:

@@ -7,7 +7,6 @@ and of gradients over all processes, the number of clean pairs and the largest t
 from __future__ import annotations
 
 import copy
-import os
 
 import torch
 import torch.distributed as dist
@@ -96,10 +95,8 @@ def main() -> None:
         if rank == 0:
             print(name, *worst.tolist(), int(right.clean_i2t.sum()), flush=True)
     _raises_in_all(rank)
-    dist.barrier()
     dist.barrier()  # as `process_group` in sremkit.training.distributed does, and why
     dist.destroy_process_group()
-    os._exit(0)  # a late thread of the collectives could abort the finished process
 
 
 def _raises_in_all(rank: int) -> None:
