@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def wait_until(page: Any, condition: str, seconds: float = 30.0) -> None:
         page.wait_for_timeout(20)
 
 
-def press(page: Any, keys: str, position: str) -> None:
+def press(page: Any, keys: Sequence[str], position: str) -> None:
     """Press keys, then wait until the count states this position."""
     for one in keys:
         page.keyboard.press(one)
@@ -170,6 +170,20 @@ def test_filters_and_search(chromium: Any, audit: Path) -> None:
         wait_until(page, "!document.querySelector('#empty').hidden")
 
 
+def test_a_filter_chosen_by_mouse_gives_the_keys_back_to_the_pairs(chromium: Any, audit: Path) -> None:
+    with running(open_review(audit)) as server:
+        page = open_page(chromium, server.url)
+        filter_ = page.locator("[name=decided]")
+        filter_.focus()
+        filter_.select_option("no")  # by keyboard: the focus stays, for the next choice
+        assert page.evaluate("document.activeElement.name") == "decided"
+        filter_.click()
+        filter_.select_option("any")
+        press(page, "k", "2 of 10")
+        assert page.input_value("[name=decided]") == "any"
+    assert [decision.action for decision in read_decisions(audit).values()] == ["keep"]
+
+
 def test_keys_after_the_search_key_are_text_while_an_action_runs(chromium: Any, audit: Path) -> None:
     with running(open_review(audit)) as server:
         page = open_page(chromium, server.url)
@@ -183,6 +197,26 @@ def test_keys_after_the_search_key_are_text_while_an_action_runs(chromium: Any, 
         wait_until(page, "!document.querySelector('#empty').hidden")  # no caption has these letters
         assert page.problems == []
     assert [decision.action for decision in read_decisions(audit).values()] == ["keep"]
+
+
+def test_images_that_vanish_are_words_until_they_are_back(chromium: Any, audit: Path) -> None:
+    place, away = audit.parent / "3.png", audit.parent / "away.png"
+    with running(open_review(audit)) as server:
+        (audit.parent / "1.png").unlink()  # the better image of every pair
+        place.rename(away)
+        page = open_page(chromium, server.url)
+        press(page, ["ArrowRight"] * 3, "4 of 10")
+        words = page.locator("#single figcaption:visible")
+        wait_until(page, "document.querySelectorAll('#single img[hidden]').length === 2")
+        assert words.all_text_contents() == ["no image", "no image"]
+        page.keyboard.press("k")
+        page.keyboard.press("u")  # shows the pair again
+        press(page, [], "4 of 10")
+        assert words.count() == 2
+        away.rename(place)
+        page.reload()
+        wait_until(page, "document.querySelector('#image').naturalWidth > 0")
+        assert words.count() == 1
 
 
 def test_ten_thousand_pairs_scroll_in_the_grid(chromium: Any, tmp_path: Path) -> None:

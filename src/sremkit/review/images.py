@@ -123,7 +123,7 @@ class Thumbnails:
     def __init__(self, images: AuditImages) -> None:
         self._images = images
         self._lock = threading.Lock()
-        self._made: OrderedDict[tuple[int, str], bytes | None] = OrderedDict()
+        self._made: OrderedDict[tuple[int, str], bytes] = OrderedDict()
         self._bytes = 0
 
     def get(self, row: int, name: str | None, size: str) -> bytes | None:
@@ -134,12 +134,14 @@ class Thumbnails:
                 self._made.move_to_end(key)
                 return self._made[key]
         data = self._make(row, name, SIDES[size])
+        if data is None:  # tried again the next time: the disk of the images may be back
+            return None
         with self._lock:
             if key not in self._made:
                 self._made[key] = data
-                self._bytes += len(data or b"")
+                self._bytes += len(data)
             while self._bytes > CACHE_BYTES:
-                self._bytes -= len(self._made.popitem(last=False)[1] or b"")
+                self._bytes -= len(self._made.popitem(last=False)[1])
         return data
 
     def _make(self, row: int, name: str | None, side: int) -> bytes | None:

@@ -183,7 +183,14 @@ document.addEventListener("keydown", (event) => {
 for (const button of document.querySelectorAll("[data-do]")) {
   button.addEventListener("click", () => enqueue(ACTIONS[button.dataset.do]));
 }
-form.addEventListener("change", () => enqueue(search));
+// A filter that was chosen by mouse or touch gives the keys back to the pairs, else K and D would choose in its list.
+let isPointed = false;
+document.addEventListener("pointerdown", () => { isPointed = true; }, true);
+document.addEventListener("keydown", () => { isPointed = false; }, true);
+form.addEventListener("change", (event) => {
+  if (isPointed && event.target.matches("select")) event.target.blur();
+  enqueue(search);
+});
 form.addEventListener("submit", (event) => event.preventDefault());
 let typing = null;
 form.elements.query.addEventListener("input", () => {

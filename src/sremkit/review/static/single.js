@@ -21,19 +21,20 @@ export function badge(decision) {
   return span;
 }
 
+/** Show the image at an address; where it has none or cannot be read, the words that follow it. */
+function showImage(image, address) {
+  if (address !== null && image.getAttribute("src") === address) return; // also where it could not be read
+  const show = (isShown) => { image.hidden = !isShown; image.nextElementSibling.hidden = isShown; };
+  image.removeAttribute("src"); // else the image before is shown until this one is there
+  show(address !== null);
+  if (address === null) return;
+  image.onerror = () => show(false);
+  image.src = address;
+}
+
 export function showSingle(pair, key, hasImages) {
-  const image = element("image");
-  image.hidden = !hasImages;
-  element("no-image").hidden = hasImages;
-  if (hasImages) {
-    const address = imageAddress(key, pair.row, "large");
-    if (image.getAttribute("src") !== address) {
-      image.removeAttribute("src"); // else the image before is shown until this one is there
-      image.onerror = () => { image.hidden = true; element("no-image").hidden = false; };
-      image.src = address;
-    }
-    image.alt = `image of pair ${pair.id ?? pair.row}`;
-  }
+  showImage(element("image"), hasImages ? imageAddress(key, pair.row, "large") : null);
+  element("image").alt = `image of pair ${pair.id ?? pair.row}`;
   const verdict = element("verdict");
   verdict.replaceChildren(pair.problem ? `cannot be read: ${pair.problem}` : scoreText(pair), " ", badge(pair.decision));
   const replaced = pair.decision?.text ?? null;
@@ -48,7 +49,7 @@ export function showSingle(pair, key, hasImages) {
   element("better-text").textContent = suggestion ?? "";
   const better = hasImages && pair.better_image;
   element("better-image-part").hidden = !better;
-  if (better) element("better-image").src = imageAddress(key, pair.row, "small", true);
+  if (better) showImage(element("better-image"), imageAddress(key, pair.row, "small", true));
   element("remarks").replaceChildren(...pair.remarks.map((remark) => {
     const item = document.createElement("li");
     item.textContent = remark;
