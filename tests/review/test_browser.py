@@ -193,6 +193,9 @@ def test_keys_after_the_search_key_are_text_while_an_action_runs(chromium: Any, 
         page.keyboard.press("/")
         page.keyboard.type("da")
         assert page.evaluate("document.querySelector('[name=query]').value") == "da"
+        deadline = time.monotonic() + 30
+        while not held and time.monotonic() < deadline:
+            page.wait_for_timeout(20)
         held[0].continue_()
         wait_until(page, "!document.querySelector('#empty').hidden")  # no caption has these letters
         assert page.problems == []
