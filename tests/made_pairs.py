@@ -13,7 +13,9 @@ from sremkit.data.noise import make_noise
 from sremkit.data.pairs import Pairs
 
 # Small, so that scoring takes a second or two.
-SMALL = ScoringSettings(folds=2, hidden_size=64, embed_size=32, batch_size=128, candidates=100, negatives=20_000)
+SMALL = ScoringSettings(
+    folds=2, repeats=1, hidden_size=64, embed_size=32, batch_size=128, candidates=100, negatives=20_000
+)
 
 PRECISE = CutoffRule(precision=0.95)
 

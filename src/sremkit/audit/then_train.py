@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from sremkit.audit.scoring.cross_fit import balanced_folds
 from sremkit.audit.scoring.dual_encoder import build_dual_encoder, seeded, step_function
+from sremkit.audit.scoring.folds import balanced_folds
 from sremkit.audit.scoring.types import PairVectors, ScoringSettings
 from sremkit.data.batches import batch_order
 from sremkit.evaluation.recall import retrieval_recall

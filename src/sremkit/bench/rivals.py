@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sremkit.audit.scoring.cross_fit import balanced_folds
+from sremkit.audit.scoring.folds import balanced_folds
 from sremkit.audit.scoring.ridge_cca import RidgeCCA, fit_ridge_cca
 from sremkit.audit.scoring.types import PairVectors
 from sremkit.ops.functional import l2_normalize

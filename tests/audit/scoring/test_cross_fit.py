@@ -10,8 +10,6 @@ import torch
 
 from made_pairs import PRECISE, SMALL, from_arrays, make_pairs, vectors_of, with_vectors
 from sremkit.audit.embed import score_pairs
-from sremkit.audit.scoring.cross_fit import balanced_folds, hashed_folds
-from sremkit.audit.scoring.near_duplicates import row_keys
 from sremkit.audit.scoring.types import PairScores, ScoringSettings
 from sremkit.data.pairs import MISSING
 from sremkit.errors import DataError
@@ -248,20 +246,3 @@ def test_pairs_without_vectors_are_refused_in_words() -> None:
 def test_settings_that_cannot_work_are_refused_in_words(wrong: dict, sentence: str) -> None:
     with pytest.raises(DataError, match=sentence):
         ScoringSettings(**wrong)
-
-
-def test_folds_keep_groups_together_and_are_even() -> None:
-    rng = np.random.default_rng(0)
-    image_of_text = rng.integers(0, 60, 400)
-    group_of_image = np.arange(60) // 2  # images come in twos
-    fold = balanced_folds(image_of_text, group_of_image, 3, seed=0)
-    for group in range(30):
-        assert len(set(fold[group_of_image[image_of_text] == group])) <= 1
-    assert np.ptp(np.bincount(fold, minlength=3)) <= 14  # not more than the pairs of one group
-
-
-def test_hashed_folds_are_even_and_depend_on_the_seed() -> None:
-    keys = row_keys(np.random.default_rng(0).normal(size=(40_000, 2)))
-    sizes = np.bincount(hashed_folds(keys, 3, seed=0)) / 40_000
-    assert np.abs(sizes - 1 / 3).max() < 5 * np.sqrt(2 / 9 / 40_000)  # five standard errors
-    assert not np.array_equal(hashed_folds(keys, 3, seed=0), hashed_folds(keys, 3, seed=1))

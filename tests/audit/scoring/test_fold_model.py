@@ -11,10 +11,8 @@ import torch
 from made_pairs import SMALL, make_pairs
 from sremkit.audit.embed import read_vectors
 from sremkit.audit.scoring import fold_model
-from sremkit.audit.scoring.calibration import Calibration, DensityRatio
 from sremkit.audit.scoring.candidates import EnsembleWeight
 from sremkit.audit.scoring.fold_model import FoldModel, number_pool_images, train_scorers
-from sremkit.audit.scoring.types import NoiseRate
 from sremkit.data.pairs import MISSING
 from sremkit.errors import DataError
 
@@ -69,14 +67,14 @@ class Identity:
 def scored(
     pool_images: list, pool_texts: list, pool_key: list[int], *, pair: tuple[list, list], image_key: int
 ) -> dict[str, np.ndarray]:
-    """Scores of one pair by a model whose first two pairs of the pool are candidates; every pair is suspicious."""
+    """Scores of one pair by a model whose first two pairs of the pool are candidates, and its better fits."""
     tensors = (torch.tensor(rows, dtype=torch.float32) for rows in (pool_images, pool_texts))
     rows, images = np.array([10, 11, 12]), np.array([20, 21, 22])
     model = FoldModel([Identity()], [EnsembleWeight(1.0, 1.0)], 0.0, 1.0, *tensors, np.array(pool_key), rows, images, 2)
-    rate = NoiseRate(1.0, 1.0, 1.0)
-    suspect_all = Calibration(DensityRatio(rate, np.zeros(1), np.ones(1)), rate, "", np.zeros(1))
     image, text = (torch.tensor([vector], dtype=torch.float32) for vector in pair)
-    return model.score(image, text, torch.tensor([0]), np.array([image_key]), suspect_all)
+    pairs = model.encode(image, text, torch.tensor([0]), np.array([image_key]))
+    better_text, better_image = model.find_better(pairs, np.array([0]))
+    return {**model.score(pairs)._asdict(), "better_text": better_text, "better_image": better_image}
 
 
 def test_energies_and_ranks_are_those_among_the_candidates_without_the_own_image() -> None:

@@ -30,10 +30,15 @@ def test_negatives_are_no_pairs_of_the_data_and_stay_in_the_fold() -> None:
 def test_the_given_image_is_masked_as_often_as_it_would_be_in_another_fold() -> None:
     image_of_text = np.arange(3000)
     rows = np.arange(1000)  # a third of the images is in this fold
-    negatives = draw_negatives(rows, image_of_text, image_of_text, image_of_text, rounds=5, seed=0)
+    same = (image_of_text, image_of_text, image_of_text)
+    negatives = draw_negatives(rows, *same, rounds=5, in_fold=1 / 3, seed=0)
     is_masked = negatives.masked != MISSING
     assert is_masked.mean() == pytest.approx(2 / 3, abs=0.03)
     assert (negatives.masked[is_masked] == image_of_text[negatives.text[is_masked]]).all()
+    other = draw_negatives(rows, *same, rounds=5, in_fold=1 / 3, seed=0, repeat=1)
+    np.testing.assert_array_equal(other.image, negatives.image)
+    np.testing.assert_array_equal(other.text, negatives.text)
+    assert (other.masked != negatives.masked).mean() == pytest.approx(4 / 9, abs=0.03)
 
 
 def drawn(group_of_image: np.ndarray | None = None, group_of_text: np.ndarray | None = None):

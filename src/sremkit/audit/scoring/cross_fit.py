@@ -1,9 +1,10 @@
-"""K-fold cross-fitting: the estimator behind every audit.
+"""Repeated K-fold cross-fitting: the estimator behind every audit.
 
 The pairs are split by image into folds. For each fold an ensemble (ridge CCA, on request with dual encoders trained
 with SREM-plus) is fitted to the other folds, mismatched pairs included, and scores the held-out pairs and negatives by
-a candidate softmax. Folds are scored in parallel processes of one thread. A binormal mixture of given pairs and random
-negatives gives P(match) and the noise rate, near negatives what near mismatches could add. No pair has to be labelled.
+a candidate softmax. Small collections are split several times, and a pair's statistics averaged. Folds are scored in
+parallel processes of one thread. A binormal mixture of given pairs and random negatives gives P(match) and the noise
+rate, near negatives what near mismatches could add. No pair has to be labelled.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from sremkit.audit.scoring.calibration import (
     null_scale,
 )
 from sremkit.audit.scoring.dual_encoder import OnStep
-from sremkit.audit.scoring.fold_model import FoldModel, FoldScores, score_fold, train_scorers
+from sremkit.audit.scoring.fold_model import SEED_STRIDE, FoldModel, FoldScores, score_fold, train_scorers
 from sremkit.audit.scoring.fold_store import FoldStore, fold_key, read_models, write_models
+from sremkit.audit.scoring.folds import Folds, hashed_folds, of_readable, repeated_folds, single_division
 from sremkit.audit.scoring.joint_posterior import fit_joint_posterior
 from sremkit.audit.scoring.near_bound import bound_near_mismatches
 from sremkit.audit.scoring.types import NearMismatches, NoiseRate, PairScores, PairVectors, ScoringSettings
@@ -40,7 +42,8 @@ Progress = Callable[[str, int, int], None]
 
 MIN_IMAGES = 20
 MIN_PAIRS_PER_FOLD = 10
-MIN_PAIRS_FOR_WORKERS = 2_000
+MIN_PAIRS_FOR_WORKERS = 2_000  # over all divisions
+OF_FIRST_DIVISION = ("energy_i2t", "energy_t2i", "rank_i2t", "rank_t2i")  # statistics are of all divisions
 
 
 class CrossFitScorer:
@@ -58,7 +61,8 @@ class CrossFitScorer:
         progress: called with a stage, the steps done and all steps of it.
 
     Attributes:
-        models: one for each fold, after `fit`; none where the pairs were too few.
+        models: after `fit`, one for each fold of each division, those of the first division first; none where the
+            pairs were too few.
         calibration: the map from statistics to P(match), with the noise rate.
     """
 
@@ -76,7 +80,8 @@ class CrossFitScorer:
         self.progress = progress
         self.models: list[FoldModel] = []
         self.calibration = Calibration(None, None, "", np.zeros(0))
-        self.fold_of_key: dict[int, int] = {}  # of images that were fitted on, where their folds are not hashed
+        # Of images that were fitted on, where their folds are not hashed: the fold in each division.
+        self.folds_of_key: dict[int, list[int]] = {}
 
     def fit_score(self, vectors: PairVectors) -> PairScores:
         """Fit on all pairs, any of which may mismatch, and return the held-out score of each."""
@@ -85,16 +90,15 @@ class CrossFitScorer:
         unread = _unread_note(len(vectors.readable) - len(readable))
         if reason := _too_little(vectors, settings):
             return PairScores.unscored(len(vectors.readable), _joined(reason, unread))
-        fold_of_pair = np.full(len(vectors.readable), MISSING)
-        fold_of_pair[readable] = balanced_folds(
-            vectors.image_of_text.numpy()[readable], vectors.group_of_image, settings.folds, seed=settings.seed
-        )
+        images = vectors.image_of_text.numpy()[readable]
+        repeats = settings.repeats_for(len(readable))
+        divided = repeated_folds(images, vectors.group_of_image, settings.folds, repeats=repeats, seed=settings.seed)
+        folds = of_readable(divided, readable, len(vectors.readable))
         store = None
         if self.folder is not None:
             store = FoldStore(self.folder, settings, fold_key(vectors, settings))
-        scores = self._cross_fit(vectors, fold_of_pair, settings, store, keep_model=store is not None)
-        keys = vectors.image_key[vectors.image_of_text.numpy()[readable]]
-        self.fold_of_key = dict(zip(keys.tolist(), fold_of_pair[readable].tolist(), strict=True))
+        scores = self._cross_fit(vectors, folds, settings, store, keep_model=store is not None)
+        self.folds_of_key = dict(zip(vectors.image_key[images].tolist(), divided.fold.T.tolist(), strict=True))
         return replace(scores, note=_joined(scores.note, unread))
 
     def fit(self, vectors: PairVectors, *, num_images: int) -> Self:
@@ -108,7 +112,7 @@ class CrossFitScorer:
         if reason:
             self.calibration = Calibration(None, None, reason, np.zeros(0))
             return self
-        self._cross_fit(vectors, fold_of_pair, settings, num_images=num_images)
+        self._cross_fit(vectors, single_division(fold_of_pair, settings.folds), settings, num_images=num_images)
         return self
 
     def score(self, vectors: PairVectors) -> PairScores:
@@ -118,28 +122,46 @@ class CrossFitScorer:
         """
         note, rate = self.calibration.note, self.calibration.noise_rate
         scores = PairScores.unscored(len(vectors.texts), note, candidates=self.candidates, rate=rate)
-        image_of_text = vectors.image_of_text.numpy()
-        fold_of_image = hashed_folds(vectors.image_key, self.settings.folds, seed=self.settings.seed)
-        if self.fold_of_key:
-            pairs = zip(vectors.image_key.tolist(), fold_of_image.tolist(), strict=True)
-            fold_of_image = np.array([self.fold_of_key.get(key, fold) for key, fold in pairs], dtype=np.int64)
-        fold = np.where(vectors.readable, fold_of_image[image_of_text], MISSING)
+        if not self.models:
+            return scores
+        image_of_text, folds = vectors.image_of_text.numpy(), self._folds_of_images(vectors.image_key)
+        statistic, encoded = np.zeros(len(vectors.texts)), []
         for number, model in enumerate(self.models):
-            rows = np.flatnonzero(fold == number)
+            repeat, fold = divmod(number, self.settings.folds)
+            rows = np.flatnonzero(vectors.readable & (folds[repeat, image_of_text] == fold))
             if len(rows) == 0:
                 continue
             used, image_of_row = np.unique(image_of_text[rows], return_inverse=True)
-            found = model.score(
+            pairs = model.encode(
                 vectors.images[torch.from_numpy(used)],
                 vectors.texts[torch.from_numpy(rows)],
                 torch.from_numpy(image_of_row.reshape(-1)),
                 vectors.image_key[used],
-                self.calibration,
             )
-            for name, values in found.items():
-                getattr(scores, name)[rows] = values
-            scores.fold[rows] = number
+            found = model.score(pairs)
+            statistic[rows] += found.statistic / len(folds)
+            if repeat == 0:
+                scores.fold[rows] = fold
+                for name in OF_FIRST_DIVISION:
+                    getattr(scores, name)[rows] = getattr(found, name)
+                encoded.append((model, rows, pairs))
+        readable = np.flatnonzero(vectors.readable)
+        scores.match_prob[readable] = self.calibration.score_pairs(statistic[readable], *_captions(readable, vectors))
+        suspicious = is_suspicious(scores.match_prob, rate)
+        for model, rows, pairs in encoded:
+            which = np.flatnonzero(suspicious[rows])
+            if len(which):
+                scores.better_text[rows[which]], scores.better_image[rows[which]] = model.find_better(pairs, which)
         return scores
+
+    def _folds_of_images(self, image_key: np.ndarray) -> np.ndarray:
+        """The fold of each image in each division, (r, n): images fitted on keep theirs, others have one by a hash."""
+        hashed = hashed_folds(image_key, self.settings.folds, seed=self.settings.seed)
+        repeats = len(self.models) // self.settings.folds
+        if not self.folds_of_key:
+            return np.tile(hashed, (repeats, 1))
+        pairs = zip(image_key.tolist(), hashed.tolist(), strict=True)
+        return np.array([self.folds_of_key.get(key, [fold] * repeats) for key, fold in pairs], dtype=np.int64).T
 
     @property
     def candidates(self) -> int:
@@ -152,8 +174,8 @@ class CrossFitScorer:
         Args:
             with_models: leave out the models of the folds where the folder of `fit_score` has them.
         """
-        keys, folds = list(self.fold_of_key), list(self.fold_of_key.values())
-        known = {"known_keys": keys, "known_folds": folds} if keys else {}
+        keys, folds = list(self.folds_of_key), list(self.folds_of_key.values())
+        known = {"known_keys": keys, "known_folds": folds, "num_models": len(self.models)} if keys else {}
         write_models(folder, self.models if with_models else [], self.calibration, self.settings, {**facts, **known})
 
     @classmethod
@@ -164,43 +186,48 @@ class CrossFitScorer:
         """
         models, calibration, settings, facts = read_models(folder)
         scorer = cls(settings)
-        folders = [folder.parent / f"model-{number}" for number in range(settings.folds)]
+        num_models = facts.pop("num_models", settings.folds)
+        folders = [folder.parent / f"model-{number}" for number in range(num_models)]
         if not models and any(of_fold.is_dir() for of_fold in folders):
             models = [read_models(of_fold)[0][0] for of_fold in folders]
         scorer.models, scorer.calibration = models, calibration
-        scorer.fold_of_key = dict(zip(facts.pop("known_keys", ()), facts.pop("known_folds", ()), strict=True))
+        known = zip(facts.pop("known_keys", ()), facts.pop("known_folds", ()), strict=True)
+        # One number in the folders of earlier versions, which divided once.
+        scorer.folds_of_key = {key: [folds] if isinstance(folds, int) else folds for key, folds in known}
         return scorer, facts
 
     def _cross_fit(
         self,
         vectors: PairVectors,
-        fold_of_pair: np.ndarray,
+        folds: Folds,
         settings: ScoringSettings,
         store: FoldStore | None = None,
         **options: Any,
     ) -> PairScores:
-        """Train and score every fold and calibrate; options as for `score_fold`."""
+        """Train and score every fold of every division and calibrate; options as for `score_fold`."""
         group_of_pair = vectors.group_of_image[vectors.image_of_text.numpy()]
         finished: dict[int, tuple[FoldScores, FoldModel | None]] = {}
+        num_models = folds.repeats * settings.folds
 
         def compute(number: int) -> tuple[FoldScores, FoldModel | None]:
-            seed = settings.seed * settings.folds + number
-            held_out = fold_of_pair == number
+            repeat, fold = divmod(number, settings.folds)
+            seed = (settings.seed + repeat * SEED_STRIDE) * settings.folds + fold
+            held_out = folds.fold[repeat] == fold
             # Near-duplicates of a held-out image are not trained on, in whichever fold they are.
             train = np.flatnonzero(vectors.is_usable & ~np.isin(group_of_pair, np.unique(group_of_pair[held_out])))
-            scorers = train_scorers(vectors, train, settings, seed=seed, on_step=self._steps(number, "training"))
+            scorers = train_scorers(vectors, train, settings, seed=seed, on_step=self._steps(number, num_models))
             rows = np.flatnonzero(held_out)
-            return score_fold(vectors, scorers, rows, settings, seed=seed, **options)
+            return score_fold(vectors, scorers, rows, settings, seed=seed, folds=folds, repeat=repeat, **options)
 
-        for number in range(settings.folds):
+        for number in range(num_models):
             fold = None if store is None else store.load(number)
             model = None if store is None or fold is None else store.load_model(number)
             if fold is not None and (store is None or model is not None):
                 finished[number] = fold, model
-        _ = vectors.group_of_text, vectors.image_key  # computed once, before processes are forked
-        todo = [number for number in range(settings.folds) if number not in finished]
+        _ = vectors.group_of_text, vectors.image_key, vectors.num_used  # computed once, before processes are forked
+        todo = [number for number in range(num_models) if number not in finished]
         # Steps of a training are reported by this process; closed forms of few pairs take less time than a fork.
-        alone = settings.dual_encoders > 0 or len(vectors.readable) < MIN_PAIRS_FOR_WORKERS
+        alone = settings.dual_encoders > 0 or folds.repeats * len(vectors.readable) < MIN_PAIRS_FOR_WORKERS
         workers = 1 if alone else self.workers
         with nullcontext(store) if store is not None or workers < 2 else temporary_store(settings) as kept:
 
@@ -216,17 +243,20 @@ class CrossFitScorer:
                     assert fold is not None
                     finished[number] = fold, kept.load_model(number)
                 if self.progress is not None:
-                    self.progress("scored folds", len(finished), settings.folds)
+                    self.progress("scored folds", len(finished), num_models)
         self.models = [model for _, (_, model) in sorted(finished.items()) if model is not None]
-        return self._calibrate([fold for _, (fold, _) in sorted(finished.items())], vectors)
+        return self._calibrate([fold for _, (fold, _) in sorted(finished.items())], folds, vectors)
 
-    def _steps(self, number: int, what: str) -> OnStep | None:
-        return self.progress and partial(self.progress, f"{what}, fold {number + 1} of {self.settings.folds}")
+    def _steps(self, number: int, num_models: int) -> OnStep | None:
+        return self.progress and partial(self.progress, f"training, fold {number + 1} of {num_models}")
 
-    def _calibrate(self, folds: Sequence[FoldScores], vectors: PairVectors) -> PairScores:
-        """Fit the calibration to the held-out pairs of all folds and score them."""
-        given, null = _on_one_scale(folds)
+    def _calibrate(self, scored: Sequence[FoldScores], divided: Folds, vectors: PairVectors) -> PairScores:
+        """Fit the calibration to the held-out pairs of all folds, with the means over divisions, and score them."""
+        divisions = [scored[k * self.settings.folds :][: self.settings.folds] for k in range(divided.repeats)]
+        folds = divisions[0]
         rows, seed = np.concatenate([fold.rows for fold in folds]), self.settings.seed
+        of_divisions = [_on_one_scale(division, rows) for division in divisions]
+        given, null = (np.mean(statistics, axis=0) for statistics in zip(*of_divisions, strict=True))
         group = vectors.group_of_image[vectors.image_of_text.numpy()[rows]]
         fitted = calibrate(given, null, group)
         if fitted.noise_rate is not None:
@@ -236,7 +266,7 @@ class CrossFitScorer:
             fitted = replace(fitted, noise_rate=joint_rate(fitted.noise_rate, match_prob))
         rate, note = fitted.noise_rate, fitted.note
         if rate is not None:
-            near = _bound_near(folds, fitted, rate, given, null, match_prob, effective=independent_pairs(group))
+            near = _bound_near(folds, fitted, rate, *of_divisions[0], match_prob, effective=independent_pairs(group))
             fitted = replace(fitted, near=near)
         self.calibration = fitted
         # From the order of the folds to that of the pairs; pairs that cannot be read stay unscored.
@@ -246,7 +276,7 @@ class CrossFitScorer:
         scores.match_prob[rows] = match_prob
         for number, fold in enumerate(folds):
             scores.fold[fold.rows] = number
-            for name in ("energy_i2t", "energy_t2i", "rank_i2t", "rank_t2i", "better_text", "better_image"):
+            for name in (*OF_FIRST_DIVISION, "better_text", "better_image"):
                 getattr(scores, name)[fold.rows] = getattr(fold, name)
         for better in (scores.better_text, scores.better_image):
             better[~is_suspicious(scores.match_prob, rate)] = MISSING
@@ -260,34 +290,18 @@ def temporary_store(settings: ScoringSettings) -> Iterator[FoldStore]:
         yield FoldStore(Path(folder), settings, "")
 
 
-def balanced_folds(image_of_text: np.ndarray, group_of_image: np.ndarray, folds: int, *, seed: int) -> np.ndarray:
-    """The fold of each pair, (m,) int64: whole groups of near-duplicate images, nearly equal numbers of pairs."""
-    group = group_of_image[image_of_text]  # (m,)
-    sizes = np.bincount(group, minlength=int(group_of_image.max()) + 1)
-    order = np.random.default_rng(seed).permutation(len(sizes))
-    largest_first = order[np.argsort(-sizes[order], kind="stable")]
-    filled = np.zeros(folds, dtype=np.int64)
-    fold_of_group = np.zeros(len(sizes), dtype=np.int64)
-    for number in largest_first:
-        fold_of_group[number] = smallest = int(filled.argmin())
-        filled[smallest] += sizes[number]
-    return fold_of_group[group]
-
-
-def hashed_folds(image_key: np.ndarray, folds: int, *, seed: int) -> np.ndarray:
-    """The fold of each image, (n,) int64, from its key alone: processes that see different images agree on it."""
-    mixed = (image_key.astype(np.uint64) + np.uint64(seed)) * np.uint64(0x9E3779B97F4A7C15)  # wraps around
-    return ((mixed >> np.uint64(32)) % np.uint64(folds)).astype(np.int64)
-
-
-def _on_one_scale(folds: Sequence[FoldScores]) -> tuple[np.ndarray, np.ndarray]:
-    """The statistics of given and null pairs, in standard deviations of each fold's null distribution."""
+def _on_one_scale(folds: Sequence[FoldScores], rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The statistics of the given pairs `rows` and of null pairs, in standard deviations of each fold's null
+    distribution. Null pairs are in the order of their blocks, which is that of every division."""
     given, null = [], []
     for fold in folds:
         mean, std = null_scale(fold.null_statistic)
         given.append((fold.statistic - mean) / std)
         null.append((fold.null_statistic - mean) / std)
-    return np.concatenate(given), np.concatenate(null)
+    of_row = np.zeros(int(rows.max()) + 1)
+    of_row[np.concatenate([fold.rows for fold in folds])] = np.concatenate(given)
+    order = np.argsort(np.concatenate([fold.null_block for fold in folds]), kind="stable")
+    return of_row[rows], np.concatenate(null)[order]
 
 
 def _captions(rows: np.ndarray, vectors: PairVectors) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

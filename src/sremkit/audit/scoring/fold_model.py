@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sremkit.audit.scoring.calibration import Calibration, is_suspicious, null_scale
+from sremkit.audit.scoring.calibration import null_scale
 from sremkit.audit.scoring.candidates import (
+    CandidateScores,
     CandidateSoftmax,
     EnsembleWeight,
     PairScorer,
@@ -19,8 +20,14 @@ from sremkit.audit.scoring.candidates import (
     find_better,
 )
 from sremkit.audit.scoring.dual_encoder import DualEncoderScorer, OnStep, train_dual_encoder
-from sremkit.audit.scoring.near_duplicates import equal_groups
-from sremkit.audit.scoring.negatives import MAX_ROUNDS, draw_near_negatives, draw_negatives
+from sremkit.audit.scoring.folds import Folds
+from sremkit.audit.scoring.negatives import (
+    MAX_ROUNDS,
+    NO_NEAR_NEGATIVES,
+    RandomNegatives,
+    draw_near_negatives,
+    draw_negatives,
+)
 from sremkit.audit.scoring.ridge_cca import estimate_clean_prob, fit_root_cca
 from sremkit.audit.scoring.types import PairVectors, ScoringSettings
 from sremkit.audit.scoring.zero_shot import MIN_FITTED_PAIRS, ZeroShot
@@ -43,10 +50,21 @@ class FoldScores:
     better_text: np.ndarray  # (f,) row, or MISSING
     better_image: np.ndarray  # (f,) number of an image, or MISSING
     null_statistic: np.ndarray  # (w,)
+    null_block: np.ndarray  # (w,) which block of pairs each was drawn from
     near_statistic: np.ndarray  # (v,) of near negatives, see negatives.py
     near_place: np.ndarray  # (v,) which of the f pairs each was made of
     near_kind: np.ndarray  # (v,) int64, a place in `NEAR_KINDS`
     candidates: int
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedPairs:
+    """Pairs by the ensemble of a fold model, and behind them the pairs of its pool."""
+
+    image_emb: Tensor  # (n + p, d)
+    text_emb: Tensor  # (m + p, d)
+    image_of_text: Tensor  # (m + p,)
+    num_pairs: int  # m
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,46 +83,38 @@ class FoldModel:
     candidates: int
 
     @torch.no_grad()
-    def score(
-        self, images: Tensor, texts: Tensor, image_of_text: Tensor, image_key: np.ndarray, calibration: Calibration
-    ) -> dict[str, np.ndarray]:
-        """The arrays of `PairScores`, by name: text k of (m, e) with image `image_of_text[k]` of (n, d).
-
-        Better fits are sought among the pool.
-        """
-        num_pairs = len(texts)
+    def encode(self, images: Tensor, texts: Tensor, image_of_text: Tensor, image_key: np.ndarray) -> EncodedPairs:
+        """Encode text k of (m, e) with image `image_of_text[k]` of (n, d)."""
         encoded = [(s.encode_images(images), s.encode_texts(texts)) for s in self.scorers]
         image_emb, text_emb = concat_weighted(encoded, self.weights)
         image_emb, text_emb = torch.cat([image_emb, self.image_emb]), torch.cat([text_emb, self.text_emb])
-        pool_images = number_pool_images(self.image_key, image_key)
-        image_of_text = torch.cat([image_of_text, torch.from_numpy(pool_images)])
-        candidates = torch.arange(num_pairs, num_pairs + self.candidates)
-        softmax = CandidateSoftmax(image_emb, text_emb, image_of_text, candidates)
-        scores = softmax.score(image_of_text[:num_pairs].numpy(), np.arange(num_pairs))
-        match_prob = calibration.score_pairs(
-            (scores.statistic - self.null_mean) / self.null_std,
-            texts.numpy(),
-            image_of_text[:num_pairs].numpy(),
-            equal_groups(texts.numpy()),
-        )
+        pool_images = torch.from_numpy(number_pool_images(self.image_key, image_key))
+        return EncodedPairs(image_emb, text_emb, torch.cat([image_of_text, pool_images]), len(texts))
 
-        better_text, better_image = np.full((2, num_pairs), MISSING)
-        suspicious = np.flatnonzero(is_suspicious(match_prob, calibration.noise_rate))
-        if len(suspicious):
-            text, image = find_better(
-                image_emb,
-                text_emb,
-                image_of_text,
-                np.arange(len(image_emb)),  # without groups of near-duplicates
-                suspicious,
-                seed=0,
-                pool_rows=np.arange(num_pairs, len(text_emb)),
-            )
-            image_of_number = dict(zip(pool_images[::-1].tolist(), self.images[::-1].tolist(), strict=True))
-            better_text[suspicious] = np.where(text == MISSING, MISSING, self.rows[text.clip(num_pairs) - num_pairs])
-            better_image[suspicious] = [image_of_number.get(number, MISSING) for number in image.tolist()]
-        arrays = {name: values for name, values in scores._asdict().items() if name != "statistic"}
-        return {**arrays, "match_prob": match_prob, "better_text": better_text, "better_image": better_image}
+    def score(self, pairs: EncodedPairs) -> CandidateScores:
+        """Scores of the pairs; the statistic is in standard deviations of the null distribution."""
+        candidates = torch.arange(pairs.num_pairs, pairs.num_pairs + self.candidates)
+        softmax = CandidateSoftmax(pairs.image_emb, pairs.text_emb, pairs.image_of_text, candidates)
+        own = np.arange(pairs.num_pairs)
+        scores = softmax.score(pairs.image_of_text[: pairs.num_pairs].numpy(), own)
+        return scores._replace(statistic=(scores.statistic - self.null_mean) / self.null_std)
+
+    def find_better(self, pairs: EncodedPairs, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Row of the text and number of the image of the pool that fit some of the pairs better, or MISSING."""
+        num_pairs = pairs.num_pairs
+        text, image = find_better(
+            pairs.image_emb,
+            pairs.text_emb,
+            pairs.image_of_text,
+            np.arange(len(pairs.image_emb)),  # without groups of near-duplicates
+            which,
+            seed=0,
+            pool_rows=np.arange(num_pairs, len(pairs.text_emb)),
+        )
+        better_text = np.where(text == MISSING, MISSING, self.rows[text.clip(num_pairs) - num_pairs])
+        pool_images = pairs.image_of_text[num_pairs:].tolist()
+        image_of_number = dict(zip(pool_images[::-1], self.images[::-1].tolist(), strict=True))
+        return better_text, np.array([image_of_number.get(number, MISSING) for number in image.tolist()])
 
 
 def number_pool_images(pool_key: np.ndarray, image_key: np.ndarray) -> np.ndarray:
@@ -163,32 +173,29 @@ def score_fold(
     settings: ScoringSettings,
     *,
     seed: int,
+    folds: Folds,
+    repeat: int = 0,
     num_images: int | None = None,
     keep_model: bool = False,
 ) -> tuple[FoldScores, FoldModel | None]:
     """Score the held-out pairs `rows` and random negatives of them.
 
     Args:
+        folds: of all pairs; `rows` is a fold of the division `repeat`.
+        repeat: number of the division. Near negatives and better fits are those of the first one.
         num_images: number of images in the collection, where `vectors` is a sample of it. Then a model is made for
             pairs that were not fitted on, and better fits are left to it.
         keep_model: make such a model of a whole collection, too.
     """
     image_of_text = vectors.image_of_text.numpy()
-    num_readable = np.count_nonzero(vectors.readable)
-    negatives = draw_negatives(
-        rows,
-        image_of_text,
-        vectors.group_of_image,
-        vectors.group_of_text,
-        rounds=int(np.clip(np.ceil(settings.negatives / num_readable), 1, MAX_ROUNDS)),
-        seed=seed,
-        num_images=num_images,
-    )
     # From here on images and texts are numbered within the fold, which alone is encoded.
     used, own_image = np.unique(image_of_text[rows], return_inverse=True)
     own_image, places = own_image.reshape(-1), np.arange(len(rows))
     images, texts = vectors.images[torch.from_numpy(used)], vectors.texts[torch.from_numpy(rows)]
     encoded = [(scorer.encode_images(images), scorer.encode_texts(texts)) for scorer in scorers]
+    negatives, null_block = _negatives_of_blocks(
+        vectors, rows, folds, settings, repeat=repeat, in_fold=len(used) / (num_images or vectors.num_used)
+    )
     null_image, null_text = np.searchsorted(used, negatives.image), np.searchsorted(rows, negatives.text)
     masked = np.where(negatives.masked == MISSING, MISSING, np.searchsorted(used, negatives.masked))
     weights = ensemble_weights(encoded, (own_image, places), (null_image, null_text))
@@ -198,13 +205,14 @@ def score_fold(
     image_of_place = torch.from_numpy(own_image)
     softmax = CandidateSoftmax(image_emb, text_emb, image_of_place, torch.from_numpy(candidates))
     null_statistic = softmax.score(null_image, null_text, masked).statistic
-    near = draw_near_negatives(
-        images.numpy(), texts.numpy(), own_image, vectors.group_of_image[used], vectors.group_of_text[rows], seed=seed
-    )
-    near_statistic = softmax.score(near.image, near.text, near.masked).statistic
+    near, near_statistic = NO_NEAR_NEGATIVES, np.zeros(0)
+    if repeat == 0:
+        groups = vectors.group_of_image[used], vectors.group_of_text[rows]
+        near = draw_near_negatives(images.numpy(), texts.numpy(), own_image, *groups, seed=seed)
+        near_statistic = softmax.score(near.image, near.text, near.masked).statistic
     better_text, better_image = np.full((2, len(rows)), MISSING)
     model = None
-    if num_images is None:
+    if num_images is None and repeat == 0:
         found_text, found_image = find_better(
             image_emb, text_emb, image_of_place, vectors.group_of_image[used], places, seed=seed
         )
@@ -230,9 +238,40 @@ def score_fold(
         better_text=better_text,
         better_image=better_image,
         null_statistic=null_statistic,
+        null_block=null_block,
         near_statistic=near_statistic,
         near_place=near.source,
         near_kind=near.kind,
         candidates=len(candidates),
     )
     return scores, model
+
+
+def _negatives_of_blocks(
+    vectors: PairVectors,
+    rows: np.ndarray,
+    folds: Folds,
+    settings: ScoringSettings,
+    *,
+    repeat: int,
+    in_fold: float,
+) -> tuple[RandomNegatives, np.ndarray]:
+    """Random negatives of each block of a fold, the same in every division; and the block of each, (w,)."""
+    rounds = int(np.clip(np.ceil(settings.negatives / np.count_nonzero(vectors.readable)), 1, MAX_ROUNDS))
+    block = folds.block[rows]
+    parts, numbers = [], np.unique(block)
+    for number in numbers.tolist():
+        parts.append(
+            draw_negatives(
+                rows[block == number],
+                vectors.image_of_text.numpy(),
+                vectors.group_of_image,
+                vectors.group_of_text,
+                rounds=rounds,
+                in_fold=in_fold,
+                seed=settings.seed * folds.num_blocks + number,
+                repeat=repeat,
+            )
+        )
+    joined = RandomNegatives(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    return joined, np.repeat(numbers, [len(part.text) for part in parts])

@@ -46,10 +46,11 @@ def draw_negatives(
     group_of_text: np.ndarray,
     *,
     rounds: int,
+    in_fold: float = 1.0,
     seed: int,
-    num_images: int | None = None,
+    repeat: int = 0,
 ) -> RandomNegatives:
-    """Permute the images of a fold's pairs `rounds` times and keep the pairs that are not in the data.
+    """Permute the images of some held-out pairs `rounds` times and keep the pairs that are not in the data.
 
     Left out are a text with any image that it, or an equal text, was given with, or with a near-duplicate of that.
 
@@ -58,9 +59,10 @@ def draw_negatives(
     masked for as many negatives as there are images in other folds.
 
     Args:
-        rows: (f,) the pairs of the fold; the other arrays are over all pairs, or all images.
+        rows: (f,) the pairs, of one fold; the other arrays are over all pairs, or all images.
         group_of_text: (m,) equal for texts with the same vector.
-        num_images: number of images in the collection, where the arrays hold a sample of it.
+        in_fold: fraction of the collection's images that are in the fold.
+        repeat: the same negatives with other given images masked.
     """
     rng = np.random.default_rng(seed)
     texts = np.tile(rows, rounds)
@@ -70,8 +72,8 @@ def draw_negatives(
     drawn = group_of_text[texts] * num_groups + group_of_image[images]
     is_negative = ~np.isin(drawn, given)
     texts, images = texts[is_negative], images[is_negative]
-    in_fold = len(np.unique(image_of_text[rows])) / (num_images or len(np.unique(image_of_text)))
-    is_masked = rng.random(len(texts)) >= in_fold
+    mask_rng = np.random.default_rng([seed, repeat]) if repeat else rng
+    is_masked = mask_rng.random(len(texts)) >= in_fold
     return RandomNegatives(images, texts, np.where(is_masked, image_of_text[texts], MISSING))
 
 
@@ -83,6 +85,9 @@ class NearNegatives(NamedTuple):
     masked: np.ndarray  # (v,) an image that must not be a candidate for the text, or MISSING
     source: np.ndarray  # (v,) the given pair that it was made of
     kind: np.ndarray  # (v,) int64, a place in `NEAR_KINDS`
+
+
+NO_NEAR_NEGATIVES = NearNegatives(*np.zeros((5, 0), dtype=np.int64))
 
 
 def draw_near_negatives(

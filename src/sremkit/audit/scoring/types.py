@@ -15,12 +15,15 @@ from sremkit.audit.scoring.near_duplicates import equal_groups, fold_groups, row
 from sremkit.data.pairs import MISSING
 from sremkit.errors import DataError
 
+REPEATS = ((2_000, 4), (10_000, 2))  # up to so many pairs, so many divisions into folds
+
 
 @dataclass(frozen=True)
 class ScoringSettings:
     """The defaults were chosen on Flickr8k with 20 to 60 % shuffled captions; see docs/lab.md."""
 
     folds: int = 5  # K of the cross-fitting; each pair is scored by models that were not trained on its image
+    repeats: int = 0  # divisions into folds, whose statistics are averaged; 0 for as many as the time allows
     dual_encoders: int = 0  # in the ensemble with ridge CCA, trained from different seeds
     warmup_epochs: int = 3  # of complementary learning, in which all pairs have the same weight
     epochs: int = 4  # in which pairs are weighted by their clean probability
@@ -41,8 +44,15 @@ class ScoringSettings:
         for name in ("epochs", "batch_size", "candidates", "negatives"):
             if getattr(self, name) < 1:
                 raise DataError(f"{name} must be 1 or more, got {getattr(self, name)}")
-        if self.dual_encoders < 0:
-            raise DataError(f"dual_encoders must be 0 or more, got {self.dual_encoders}")
+        for name in ("dual_encoders", "repeats"):
+            if getattr(self, name) < 0:
+                raise DataError(f"{name} must be 0 or more, got {getattr(self, name)}")
+
+    def repeats_for(self, num_pairs: int) -> int:
+        """Number of divisions for so many pairs: small collections gain most and cost least."""
+        if self.repeats or self.dual_encoders:
+            return max(self.repeats, 1)
+        return next((repeats for largest, repeats in REPEATS if num_pairs <= largest), 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +74,11 @@ class PairVectors:
     def is_usable(self) -> np.ndarray:
         """(m,) bool: pairs to train on: readable, and not labelled as mismatches."""
         return self.readable if self.label is None else self.readable & (self.label != 0)
+
+    @cached_property
+    def num_used(self) -> int:
+        """Number of images that have texts."""
+        return len(np.unique(self.image_of_text.numpy()))
 
     @cached_property
     def group_of_image(self) -> np.ndarray:
