@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from oracles.labels import best_by_search, log_posterior
+from oracles.labels import best_by_search, evidence_by_draws, log_posterior
+from sremkit.audit.scoring import labels
 from sremkit.audit.scoring.labels import (
     MIN_LABELS,
     PRIOR_MEAN,
+    PRIOR_SCALES,
     apply_labels,
     fit_labels,
     label_features,
@@ -20,13 +23,15 @@ from sremkit.audit.scoring.labels import (
 from sremkit.audit.scoring.types import NoiseRate, PairScores
 from sremkit.data.pairs import MISSING
 
+CALIBRATED = math.log(0.6 / 0.4) - 2.0
 
-def overconfident(count: int = 2000, *, seed: int = 0) -> tuple[PairScores, np.ndarray]:
-    """Scores that find a third of the mismatches only, and the truth (1: match)."""
+
+def overconfident(count: int = 2000, *, seed: int = 0, offset: float = 3.0) -> tuple[PairScores, np.ndarray]:
+    """Scores that find a third of the mismatches only, and the truth (1: match); P(match) with offset CALIBRATED."""
     rng = np.random.default_rng(seed)
     is_match = (rng.random(count) > 0.4).astype(np.int64)
     hidden = rng.normal(2.0 * is_match, 1.0)
-    match_prob = sigmoid(2.0 * hidden + 3.0)  # P(match) would be sigmoid(2 hidden - 2 + log(0.6 / 0.4))
+    match_prob = sigmoid(2.0 * hidden + offset)
     scores = PairScores.unscored(count, rate=NoiseRate(float(1 - match_prob.mean()), 0.01, 0.1))
     scores.match_prob[:], scores.fold[:] = match_prob, 0
     return scores, is_match
@@ -42,16 +47,42 @@ def some_labels(truth: np.ndarray, count: int, *, seed: int = 1) -> np.ndarray:
 def test_the_fit_is_the_maximum_of_the_posterior() -> None:
     scores, truth = overconfident(40)
     features = label_features(scores.match_prob, rank_only=False)
-    found, _ = fit_labels(features, truth)
-    searched = best_by_search(features.tolist(), truth.tolist())
-    np.testing.assert_allclose(found, searched, atol=1e-5)
+    for scale, fit in zip(PRIOR_SCALES, fit_labels(features, truth), strict=True):
+        searched = best_by_search(features.tolist(), truth.tolist(), scale)
+        np.testing.assert_allclose(fit.mean, searched, atol=1e-5)
+
+
+@pytest.mark.parametrize("offset", [3.0, CALIBRATED])
+def test_widths_of_the_prior_have_the_shares_of_their_evidence(offset: float) -> None:
+    """Near, not equal: the approximation counts slopes and trends below 0, which are excluded."""
+    scores, truth = overconfident(25, offset=offset)
+    features = label_features(scores.match_prob, rank_only=False)
+    evidence = [evidence_by_draws(features.tolist(), truth.tolist(), scale, 4000) for scale in PRIOR_SCALES]
+    shares = np.exp(np.array(evidence) - max(evidence))
+    found = [fit.weight for fit in fit_labels(features, truth)]
+    assert sum(found) == pytest.approx(1.0)
+    np.testing.assert_allclose(found, shares / shares.sum(), atol=0.15)
+    assert (np.argmax(found) == 2) == (offset == 3.0)  # the widest, where the calibration was wrong
+
+
+def test_few_labels_change_a_right_calibration_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: dict[tuple[float, ...], list[float]] = {}
+    for scales in (PRIOR_SCALES, (1.0,)):  # the second is the wrong twin: the widest prior alone
+        monkeypatch.setattr(labels, "PRIOR_SCALES", scales)
+        for seed in range(10):
+            scores, truth = overconfident(600, seed=seed, offset=CALIBRATED)
+            found = apply_labels(scores, some_labels(truth, 10, seed=seed + 100))
+            assert found.noise_rate is not None
+            changes.setdefault(scales, []).append(abs(found.noise_rate.estimate - (1 - truth.mean())))
+    assert np.mean(changes[PRIOR_SCALES]) < 0.6 * np.mean(changes[1.0,])
+    assert np.mean(changes[PRIOR_SCALES]) < 0.04
 
 
 WRONG_TWINS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    "labels reversed": lambda x, y: fit_labels(x, 1 - y)[0],
-    "no prior": lambda x, y: fit_labels(np.tile(x, (1000, 1)), np.tile(y, 1000))[0],
+    "labels reversed": lambda x, y: fit_labels(x, 1 - y)[-1].mean,
+    "no prior": lambda x, y: fit_labels(np.tile(x, (1000, 1)), np.tile(y, 1000))[-1].mean,
     "prior only": lambda x, y: PRIOR_MEAN,
-    "without the trend": lambda x, y: fit_labels(x * [1, 0, 1], y)[0],
+    "without the trend": lambda x, y: fit_labels(x * [1, 0, 1], y)[-1].mean,
 }
 
 
