@@ -17,8 +17,10 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import torch
 
 from sremkit.data.pairs import MISSING
+from sremkit.worker_processes import one_thread
 
 # The least cosine of near-duplicates. For EfficientNet-lite2, copies saved as JPEG 80 or at three quarters of the size
 # lie above it (60 photographs of Flickr8k), and different photographs of its 8,091 below 0.93.
@@ -125,12 +127,12 @@ def keys_of_digests(digests: Iterable[bytes]) -> np.ndarray:
 def _join_blocks(vectors: np.ndarray, sketch: np.ndarray, leader: np.ndarray, top: int, start: int) -> None:
     """Join, in place, the groups of all near-duplicates of two blocks."""
     rows, columns = slice(top, top + _BLOCK), slice(start, start + _BLOCK)
-    bound = sketch[rows] @ sketch[columns].T  # (block, block)
+    bound = _product(sketch[rows], sketch[columns].T)  # (block, block)
     if bound.max() < THRESHOLD - _SLACK:
         return
     possible = (bound >= THRESHOLD - _SLACK) & (leader[rows, None] != leader[None, columns])
     if np.count_nonzero(possible) > _MAX_SINGLE:
-        possible &= _unit(vectors[rows]) @ _unit(vectors[columns]).T >= THRESHOLD - _SLACK
+        possible &= _product(_unit(vectors[rows]), _unit(vectors[columns]).T) >= THRESHOLD - _SLACK
     left, right = np.nonzero(possible)
     for first in range(0, len(left), _PAIRS_PER_CHUNK):
         a, b = left[first : first + _PAIRS_PER_CHUNK] + top, right[first : first + _PAIRS_PER_CHUNK] + start
@@ -146,16 +148,22 @@ def _sketch(vectors: np.ndarray) -> np.ndarray:
     spread = np.linspace(0, n - 1, min(n, _SKETCH_ROWS)).astype(np.int64)
     sample = _unit(vectors[spread])
     # The directions that hold most of the vectors, so that little is left out.
-    _, directions = np.linalg.eigh(sample.T @ sample)
-    basis = directions[:, -min(d, _SKETCH_WIDTH) :]  # (d, k)
+    with one_thread():  # NumPy's would wait for each other in each of thousands of short steps
+        directions = torch.linalg.eigh(torch.from_numpy(_product(sample.T, sample))).eigenvectors
+    basis = directions[:, -min(d, _SKETCH_WIDTH) :].numpy()  # (d, k)
     sketch = np.empty((n, basis.shape[1] + 1), dtype=np.float32)
     for start in range(0, n, _BLOCK):
         rows = slice(start, start + _BLOCK)
         unit = _unit(vectors[rows])
-        inside = unit @ basis  # (block, k)
+        inside = _product(unit, basis)  # (block, k)
         sketch[rows, :-1] = inside
         sketch[rows, -1] = np.sqrt(np.maximum((unit * unit).sum(axis=1) - (inside * inside).sum(axis=1), 0))
     return sketch
+
+
+def _product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Of matrices, by PyTorch: its threads sleep while they wait, NumPy's keep others from running."""
+    return (torch.from_numpy(left) @ torch.from_numpy(right)).numpy()
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:

@@ -70,7 +70,7 @@ def fit_root_cca(images: Tensor, texts: Tensor, image_of_text: Tensor, clean_pro
         cca = fit_ridge_cca(rooted, texts, image_of_text, clean_prob, ridge=IMAGE_RIDGE, text_ridge=RIDGE)
         return RootCCA(**vars(cca))
     # Few images span few dimensions: in a basis of them the solution is the same, and the matrices are small.
-    basis = torch.linalg.svd(rooted, full_matrices=False).Vh.T  # (d, n)
+    basis = torch.linalg.qr(rooted.T).Q  # (d, n)
     ridge = IMAGE_RIDGE * basis.shape[1] / basis.shape[0]  # of the mean variance over all d dimensions
     cca = fit_ridge_cca(rooted @ basis, texts, image_of_text, clean_prob, ridge=ridge, text_ridge=RIDGE)
     return RootCCA(basis @ cca.image_mean, basis @ cca.image_map, cca.text_mean, cca.text_map)
@@ -104,12 +104,24 @@ def fit_ridge_cca(
     cross = (x.T @ text_sum).double()  # (d, e)
     whitened = torch.linalg.solve_triangular(lower_x, cross, upper=False)
     whitened = torch.linalg.solve_triangular(lower_y, whitened.T, upper=False).T
-    u, correlations, v = torch.linalg.svd(whitened, full_matrices=False)
-    kept = correlations[:directions]
-    # Each direction is weighted by its correlation; otherwise noise in hundreds of directions outweighs the signal.
-    image_map = torch.linalg.solve_triangular(lower_x.T, u[:, : len(kept)] * kept, upper=True)
-    text_map = torch.linalg.solve_triangular(lower_y.T, v[: len(kept)].T * kept, upper=True)
+    u, v = _weighted_directions(whitened, directions)
+    image_map = torch.linalg.solve_triangular(lower_x.T, u, upper=True)
+    text_map = torch.linalg.solve_triangular(lower_y.T, v, upper=True)
     return RidgeCCA(image_mean, image_map.float(), text_mean, text_map.float())
+
+
+def _weighted_directions(whitened: Tensor, directions: int) -> tuple[Tensor, Tensor]:
+    """Left and right singular vectors (d, k) and (e, k) of the largest singular values, times these.
+
+    Each direction is weighted by its correlation; otherwise noise in hundreds of directions outweighs the signal. By
+    the eigenvectors of the smaller product: a third of the time of a singular value decomposition.
+    """
+    if whitened.shape[0] < whitened.shape[1]:
+        v, u = _weighted_directions(whitened.T, directions)
+        return u, v
+    squares, right = torch.linalg.eigh(whitened.T @ whitened)  # rising
+    v = right[:, -directions:].flip(1)
+    return whitened @ v, v * squares[-directions:].flip(0).clamp_min(0.0).sqrt()
 
 
 def _cholesky(covariance: Tensor, ridge: float) -> Tensor:
