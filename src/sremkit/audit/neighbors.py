@@ -13,12 +13,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sremkit.audit.embed import read_vectors
 from sremkit.data.pairs import Pairs
 from sremkit.data.vocabulary import tokenize
-from sremkit.ops.functional import l2_normalize
 
 NEIGHBORS = ("neighbor_text", "neighbor_text_id", "neighbor_image", "unsupported_words")
 K = 20
@@ -39,7 +39,7 @@ def explain_flagged(
     if len(flagged) == 0 or len(right) == 0:
         return columns
     vectors = read_vectors(pairs)
-    images, texts = (l2_normalize(x - x.mean(dim=0)) for x in (vectors.images, vectors.texts))
+    images, texts = (F.normalize(x - x.mean(dim=0), dim=-1) for x in (vectors.images, vectors.texts))
     images = images[vectors.image_of_text]  # one row a pair
     by_image = right[nearest(images, flagged, right, K)]  # (f, k)
     by_text = right[nearest(texts, flagged, right, 1)[:, 0]]  # (f,)

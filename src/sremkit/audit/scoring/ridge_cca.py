@@ -21,11 +21,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sremkit.audit.scoring.calibration import MIN_PAIRS
 from sremkit.audit.scoring.candidates import CandidateSoftmax, concat_weighted, ensemble_weights
-from sremkit.ops.functional import l2_normalize
 
 DIRECTIONS = 256
 RIDGE = 1.0
@@ -44,10 +44,10 @@ class RidgeCCA:
     text_map: Tensor  # (e, k)
 
     def encode_images(self, images: Tensor) -> Tensor:
-        return l2_normalize((images - self.image_mean) @ self.image_map)
+        return F.normalize((images - self.image_mean) @ self.image_map, dim=-1)
 
     def encode_texts(self, texts: Tensor) -> Tensor:
-        return l2_normalize((texts - self.text_mean) @ self.text_map)
+        return F.normalize((texts - self.text_mean) @ self.text_map, dim=-1)
 
 
 class RootCCA(RidgeCCA):
