@@ -52,6 +52,19 @@ def test_iterations_stop_at_the_tolerance() -> None:
     assert not torch.equal(rough, exact)
 
 
+@pytest.mark.parametrize("epsilon", [0.01, 0.07])
+def test_the_default_tolerance_is_near_the_exact_plan_on_batches_of_any_size(epsilon: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for n in (2, 17, 64):
+        cost = (0.9 - 0.15 * torch.randn(n, n, generator=generator)).relu()
+        valid = torch.rand(n, n, generator=generator) > 0.2
+        valid[0] = False  # an image that has no match
+        options = {"mass": 0.1, "epsilon": epsilon, "valid": valid}
+        found, exact = (partial_transport(cost, **options, **more) for more in ({}, EXACT | {"max_iterations": 5000}))
+        assert float((found - exact).abs().max()) * n < 0.05
+        assert float(exact.sum()) == pytest.approx(0.1, rel=1e-6)
+
+
 def test_the_rematching_loss_matches_the_oracle() -> None:
     cost, valid = case()
     plan = partial_transport(cost, mass=0.3, epsilon=0.2, valid=valid)

@@ -4,9 +4,10 @@
     l = 1/2 mean_i [KL(t_i, P_i) + KL(P_i, t_i)] over rows, and the same over columns                  [eq:rematching]
 
 Only the share `mass` of the images and texts is matched, so that those without a partner need none. The plan is found
-by Sinkhorn's iterations with one more row and column, which take what stays unmatched. P is the softmax of the logits,
-t the plan with rows (columns) that sum to 1.
-Reference: Han et al., Learning to Rematch Mismatched Pairs for Robust Cross-Modal Retrieval, CVPR 2024.
+by overrelaxed Sinkhorn iterations with one more row and column, which take what stays unmatched. P is the softmax of
+the logits, t the plan with rows (columns) that sum to 1.
+References: Han et al., Learning to Rematch Mismatched Pairs for Robust Cross-Modal Retrieval, CVPR 2024; Thibault et
+al., Overrelaxed Sinkhorn-Knopp Algorithm for Regularized Optimal Transport, Algorithms 2021.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from torch import Tensor
 from sremkit.objectives.logits import check_logits, mask_invalid
 
 MIN_SHARE = 1e-10  # of a target, so that its logarithm is finite
+RELAXATION = 1.5  # of the steps; with 1, Sinkhorn's own, 2.5 times as many are needed
+CHECK_EVERY = 10  # steps; each check waits for the device
 
 
 @torch.no_grad()
@@ -53,11 +56,11 @@ def partial_transport(
     rows = torch.cat([cost.new_full((n,), 1 / n), cost.new_tensor([1 - mass])]).double().log()
     columns = torch.cat([cost.new_full((m,), 1 / m), cost.new_tensor([1 - mass])]).double().log()
     u, v = torch.zeros_like(rows), torch.zeros_like(columns)
-    for _ in range(max_iterations):
+    for step in range(1, max_iterations + 1):
         before = u
-        u = rows - torch.logsumexp(kernel + v, dim=1)
-        v = columns - torch.logsumexp(kernel + u[:, None], dim=0)
-        if epsilon * float((u - before).abs().max()) < tolerance:
+        u = torch.lerp(u, rows - torch.logsumexp(kernel + v, dim=1), RELAXATION)
+        v = torch.lerp(v, columns - torch.logsumexp(kernel + u[:, None], dim=0), RELAXATION)
+        if step % CHECK_EVERY == 0 and epsilon * float((u - before).abs().max()) < tolerance:
             break
     return (kernel + u[:, None] + v).exp()[:n, :m]  # [eq:transport]
 
