@@ -139,6 +139,31 @@ def test_fine_tuning_from_a_csv_in_two_processes_is_the_same_but_for_rounding(tm
         torch.testing.assert_close(weights[name], same[name], rtol=0, atol=2e-4)
 
 
+def test_a_run_on_pixels_from_scratch_in_two_processes_is_the_same_but_for_rounding(tmp_path: Path) -> None:
+    """With a warm-up that measures the level of the logits, crops, and the objective after it."""
+    command = [
+        "train", "scenes-pixels-srem",
+        "--set", "data.train_options.num_scenes=13",  # 65 pairs: batches of 33 and 32, so uneven shards
+        "--set", "data.options.num_scenes=12",
+        "--set", "training.batch_size=33", "--set", "training.min_crop_area=0.7", "--set", "training.device=cpu",
+        "--set", "training.warmup_epochs=1", "--set", "training.epochs=1", "--set", "training.adaptive_warmup=false",
+        "--set", "training.learning_rate=1e-4",
+        "--set", "model.image_size=16", "--set", "model.patch_size=8", "--set", "model.hidden_size=8",
+        "--set", "model.num_heads=2", "--set", "model.num_layers=1", "--set", "model.embed_size=8",
+    ]  # fmt: skip
+    torchrun("-m", "sremkit", *command, "--out", str(tmp_path / "two"))
+    assert main([*command, "--out", str(tmp_path / "one")]) == 0
+    one, two = (RunFolder.open(tmp_path / name) for name in ("one", "two"))
+    assert [row["warmup"] for row in one.read_metrics()] == [True, False]
+    assert [row["loss"] for row in one.read_metrics()] == pytest.approx(
+        [row["loss"] for row in two.read_metrics()], rel=1e-4
+    )
+    (weights, _), (same, _) = one.best(), two.best()
+    assert weights.keys() == same.keys()
+    for name in weights:
+        torch.testing.assert_close(weights[name], same[name], rtol=0, atol=1e-4)
+
+
 def test_a_signal_to_one_process_stops_them_all_and_the_run_is_saved(tmp_path: Path) -> None:
     """It comes to the one that does not write."""
     run = tmp_path / "run"

@@ -28,7 +28,7 @@ from sremkit.training.run_folder import RunFolder
 
 TINY_VIT = ["data.train_options.num_scenes=6", "data.options.num_scenes=4", "training.epochs=1",
             "training.warmup_epochs=1", "training.batch_size=10", "model.hidden_size=8", "model.embed_size=8",
-            "model.num_layers=1", "model.image_size=16", "model.num_heads=2"]  # fmt: skip
+            "model.num_layers=1", "model.image_size=16", "model.patch_size=8", "model.num_heads=2"]  # fmt: skip
 
 
 def command(*arguments: object, settings: list[str]) -> int:
