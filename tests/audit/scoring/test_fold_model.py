@@ -73,7 +73,7 @@ def scored(
     model = FoldModel([Identity()], [EnsembleWeight(1.0, 1.0)], 0.0, 1.0, *tensors, np.array(pool_key), rows, images, 2)
     image, text = (torch.tensor([vector], dtype=torch.float32) for vector in pair)
     pairs = model.encode(image, text, torch.tensor([0]), np.array([image_key]))
-    better_text, better_image = model.find_better(pairs, np.array([0]))
+    better_text, better_image = model.find_better(pairs)
     return {**model.score(pairs)._asdict(), "better_text": better_text, "better_image": better_image}
 
 

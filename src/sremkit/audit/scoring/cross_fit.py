@@ -29,7 +29,7 @@ from sremkit.audit.scoring.calibration import (
     null_scale,
 )
 from sremkit.audit.scoring.dual_encoder import OnStep
-from sremkit.audit.scoring.fold_model import SEED_STRIDE, FoldModel, FoldScores, score_fold, train_scorers
+from sremkit.audit.scoring.fold_model import SEED_STRIDE, EncodedPairs, FoldModel, FoldScores, score_fold, train_scorers
 from sremkit.audit.scoring.fold_store import FoldStore, fold_key, read_models, write_models
 from sremkit.audit.scoring.folds import Folds, hashed_folds, of_readable, repeated_folds, single_division
 from sremkit.audit.scoring.joint_posterior import fit_joint_posterior
@@ -125,33 +125,25 @@ class CrossFitScorer:
         if not self.models:
             return scores
         image_of_text, folds = vectors.image_of_text.numpy(), self._folds_of_images(vectors.image_key)
-        statistic, encoded = np.zeros(len(vectors.texts)), []
+        statistic = np.zeros(len(vectors.texts))
         for number, model in enumerate(self.models):
             repeat, fold = divmod(number, self.settings.folds)
             rows = np.flatnonzero(vectors.readable & (folds[repeat, image_of_text] == fold))
             if len(rows) == 0:
                 continue
-            used, image_of_row = np.unique(image_of_text[rows], return_inverse=True)
-            pairs = model.encode(
-                vectors.images[torch.from_numpy(used)],
-                vectors.texts[torch.from_numpy(rows)],
-                torch.from_numpy(image_of_row.reshape(-1)),
-                vectors.image_key[used],
-            )
-            found = model.score(pairs)
+            found = model.score(_encode(model, vectors, rows))
             statistic[rows] += found.statistic / len(folds)
             if repeat == 0:
                 scores.fold[rows] = fold
                 for name in OF_FIRST_DIVISION:
                     getattr(scores, name)[rows] = getattr(found, name)
-                encoded.append((model, rows, pairs))
         readable = np.flatnonzero(vectors.readable)
         scores.match_prob[readable] = self.calibration.score_pairs(statistic[readable], *_captions(readable, vectors))
         suspicious = is_suspicious(scores.match_prob, rate)
-        for model, rows, pairs in encoded:
-            which = np.flatnonzero(suspicious[rows])
-            if len(which):
-                scores.better_text[rows[which]], scores.better_image[rows[which]] = model.find_better(pairs, which)
+        for fold, model in enumerate(self.models[: self.settings.folds]):
+            rows = np.flatnonzero(suspicious & (scores.fold == fold))
+            if len(rows):
+                scores.better_text[rows], scores.better_image[rows] = model.find_better(_encode(model, vectors, rows))
         return scores
 
     def _folds_of_images(self, image_key: np.ndarray) -> np.ndarray:
@@ -288,6 +280,13 @@ def temporary_store(settings: ScoringSettings) -> Iterator[FoldStore]:
     """A store for the time in which worker processes hand over their folds."""
     with tempfile.TemporaryDirectory() as folder:
         yield FoldStore(Path(folder), settings, "")
+
+
+def _encode(model: FoldModel, vectors: PairVectors, rows: np.ndarray) -> EncodedPairs:
+    """These pairs by the model of a fold."""
+    used, image_of_row = np.unique(vectors.image_of_text.numpy()[rows], return_inverse=True)
+    images, texts = vectors.images[torch.from_numpy(used)], vectors.texts[torch.from_numpy(rows)]
+    return model.encode(images, texts, torch.from_numpy(image_of_row.reshape(-1)), vectors.image_key[used])
 
 
 def _on_one_scale(folds: Sequence[FoldScores], rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -99,15 +99,15 @@ class FoldModel:
         scores = softmax.score(pairs.image_of_text[: pairs.num_pairs].numpy(), own)
         return scores._replace(statistic=(scores.statistic - self.null_mean) / self.null_std)
 
-    def find_better(self, pairs: EncodedPairs, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Row of the text and number of the image of the pool that fit some of the pairs better, or MISSING."""
+    def find_better(self, pairs: EncodedPairs) -> tuple[np.ndarray, np.ndarray]:
+        """Row of the text and number of the image of the pool that fit each pair better, or MISSING."""
         num_pairs = pairs.num_pairs
         text, image = find_better(
             pairs.image_emb,
             pairs.text_emb,
             pairs.image_of_text,
             np.arange(len(pairs.image_emb)),  # without groups of near-duplicates
-            which,
+            np.arange(num_pairs),
             seed=0,
             pool_rows=np.arange(num_pairs, len(pairs.text_emb)),
         )
