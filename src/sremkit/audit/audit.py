@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from sremkit.audit.data_frames import source_of_dataset, source_of_frame
 from sremkit.audit.decisions import Decision, PairKey, decisions_of, read_decisions
 from sremkit.audit.embed import (
     EmbeddedPairs,
@@ -43,7 +44,6 @@ from sremkit.audit.embed import (
 )
 from sremkit.audit.export import Counts, Select, export
 from sremkit.audit.filtered import filter_note, filtered_before, share_left_before
-from sremkit.audit.frames import source_of_dataset, source_of_frame
 from sremkit.audit.inputs import (
     Source,
     open_source,
@@ -71,7 +71,7 @@ from sremkit.audit.result_table import (
 from sremkit.audit.scoring.cross_fit import Progress
 from sremkit.audit.scoring.cutoff import CutoffRule
 from sremkit.audit.scoring.near_duplicates import caption_groups, image_groups
-from sremkit.audit.scoring.remaining import remaining, remaining_curve
+from sremkit.audit.scoring.remaining_mismatches import remaining, remaining_curve
 from sremkit.audit.scoring.threshold_curve import ThresholdCurve
 from sremkit.audit.scoring.types import NearMismatches, NoiseRate, ScoringSettings
 from sremkit.audit.then_train import compare_training

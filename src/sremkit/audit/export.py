@@ -25,7 +25,7 @@ from sremkit.audit.decisions import Decision, PairKey, decisions_of, read_decisi
 from sremkit.audit.filtered import FILTER_KEY, filter_facts, share_left_before, write_filter_facts
 from sremkit.audit.result_table import IDENTITY, ResultTable, arrow, as_floats, read_summary, with_column, write_table
 from sremkit.audit.scoring.cutoff import CutoffRule
-from sremkit.audit.scoring.remaining import Remaining, remaining
+from sremkit.audit.scoring.remaining_mismatches import Remaining, remaining
 from sremkit.audit.scoring.types import NearMismatches, NoiseRate
 from sremkit.data.formats.webdataset import MAX_TEXT_BYTES, key_of_member
 from sremkit.data.images import TarMember, tar_members

@@ -18,7 +18,7 @@ from sremkit.io import read_json_or_empty, write_json
 
 if TYPE_CHECKING:
     from sremkit.audit.inputs import Source
-    from sremkit.audit.scoring.remaining import Remaining
+    from sremkit.audit.scoring.remaining_mismatches import Remaining
 
 FILTER_KEY = b"sremkit.filtered"
 FILTER_SUFFIX = ".audit.json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sremkit.audit.scoring.remaining import Remaining, remaining, remaining_curve
+from sremkit.audit.scoring.remaining_mismatches import Remaining, remaining, remaining_curve
 from sremkit.audit.scoring.types import NearMismatches, NoiseRate
 
 RATE = NoiseRate(0.3, 0.25, 0.35)
