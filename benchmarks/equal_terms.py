@@ -30,7 +30,7 @@ from benchmarks.commands import make_parser, run_command
 from sremkit.bench.differences import METRIC, NOTE, Difference, differences_to_best_rival
 from sremkit.bench.division import division_table
 from sremkit.bench.figures import draw_cost
-from sremkit.bench.grid import read_csv, run_grid, write_csv
+from sremkit.bench.grid import read_csv, run_cell, run_grid, write_csv
 from sremkit.bench.methods import method_recipe, split_data
 from sremkit.bench.tables import Table, bold, grouped, mean_and_deviation
 from sremkit.cli.bench import add_grid_arguments, parse_rates, show_table
@@ -39,7 +39,7 @@ from sremkit.config.settings import suggestion
 from sremkit.data.batch import Batch
 from sremkit.data.noise import protocol_label
 from sremkit.data.training_pairs import keep_list_lines, noise_for, read_training_pairs
-from sremkit.errors import UnknownNameError, UserError
+from sremkit.errors import UnknownNameError
 from sremkit.methods import METHODS, Forward
 from sremkit.methods.infonce import InfoNCE
 from sremkit.methods.rcl import RCL
@@ -76,6 +76,18 @@ class RCLAfterInfoNCE(RCL):
         if warmup:
             return InfoNCE().loss(forward, batch, warmup=True)
         return super().loss(forward, batch, warmup=False)
+
+
+def register_controls() -> None:
+    """Make the methods known that only controls use."""
+    if RCL_AFTER_INFONCE not in METHODS:
+        METHODS.register(RCL_AFTER_INFONCE)(RCLAfterInfoNCE)
+
+
+def run_control(recipe: Recipe, threads: int | None = None, keep_scores: Path | None = None) -> dict[str, Any]:
+    """`run_cell` in a process that may not know the methods of controls."""
+    register_controls()
+    return run_cell(recipe, threads, keep_scores)
 
 
 class Control(NamedTuple):
@@ -264,13 +276,10 @@ def run(args: argparse.Namespace) -> None:
     data, source = split_data(args.data)
     if args.controls:
         controls = choose_controls(args.controls)
-        if args.jobs > 1:
-            raise UserError("controls run one at a time, because one of their methods is known to this process alone")
-        if RCL_AFTER_INFONCE not in METHODS:
-            METHODS.register(RCL_AFTER_INFONCE)(RCLAfterInfoNCE)
+        register_controls()
         seeds = range(args.seeds)
         cells = control_cells(args.data, args.backbone, controls, rates, seeds, folder, protocol=args.protocol)
-        rows = run_grid(cells, folder, jobs=args.jobs, on_row=_report)
+        rows = run_grid(cells, folder, jobs=args.jobs, on_row=_report, run=run_control)
         write_csv(rows, args.out)
         title = f"controls, {data}, {args.backbone}, noise {protocol_label(args.protocol)}"
         show_table(equal_terms_table(rows, title), args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from benchmarks.equal_terms import (
     GRID,
     MAX_EPOCHS,
     PATIENCE,
+    RCL_AFTER_INFONCE,
     SINGLE_NETWORK,
     RCLAfterInfoNCE,
     build_parser,
@@ -23,10 +25,12 @@ from benchmarks.equal_terms import (
     control_cells,
     equal_terms_table,
     main,
+    register_controls,
     right_pairs_only,
+    run_control,
     trial_cells,
 )
-from sremkit.bench.grid import cell_key, write_csv
+from sremkit.bench.grid import cell_key, run_grid, write_csv
 from sremkit.config.recipes import load_recipe
 from sremkit.data.batch import Batch
 from sremkit.data.training_pairs import noise_for, read_training_pairs
@@ -111,8 +115,22 @@ def test_an_unknown_control_is_named(capsys) -> None:
     assert main(["--controls", "rlc"]) == 2
     assert "no control called 'rlc'" in capsys.readouterr().err
     assert build_parser().parse_args([]).noise == "0.6"
-    assert main(["--controls", "rcl", "--jobs", "2"]) == 2
-    assert "controls run one at a time" in capsys.readouterr().err
+
+
+def test_controls_run_side_by_side_in_processes_that_learn_their_methods(tmp_path: Path) -> None:
+    register_controls()
+    recipe = load_recipe("scenes-rcl", [
+        "data.train_options.num_scenes=12", "data.options.num_scenes=6", "model.embed_size=8", "model.word_dim=8",
+        "training.epochs=1", "training.device=cpu",
+    ])  # fmt: skip
+    recipe = replace(recipe, method={**recipe.method, "name": RCL_AFTER_INFONCE})
+    cells = [
+        ({"seed": seed}, replace(recipe, training=replace(recipe.training, seed=seed, warmup_epochs=1)))
+        for seed in range(2)
+    ]
+    rows = run_grid(cells, tmp_path, jobs=2, run=run_control)
+    assert [row["seed"] for row in rows] == [0, 1]
+    assert [row["epochs"] for row in rows] == [2, 2]
 
 
 def trial_row(method: str, seed: int, trial: int, val: float, test: float) -> dict[str, Any]:

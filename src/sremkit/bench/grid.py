@@ -61,6 +61,7 @@ NEWER_SETTINGS: dict[str, dict[str, Any]] = {
 
 P = ParamSpec("P")
 R = TypeVar("R")
+RunCell = Callable[[Recipe, int | None, Path | None], dict[str, Any]]
 
 
 def cell_key(recipe: Recipe) -> str:
@@ -109,6 +110,7 @@ def run_grid(
     jobs: int = 1,
     keep_scores: Collection[str] = (),
     on_row: Callable[[dict[str, Any]], None] = lambda row: None,
+    run: RunCell | None = None,
 ) -> list[dict[str, Any]]:
     """Run every cell that has no row yet; return all rows in the order of the cells.
 
@@ -119,7 +121,9 @@ def run_grid(
         folder: holds a JSON file per finished cell.
         jobs: number of cells that run at a time; each in a subprocess if there are several.
         keep_scores: keys of the cells whose test scores are kept.
+        run: in the place of `run_cell`; a function of a module, which a subprocess can import.
     """
+    run = run_cell if run is None else run
     folder.mkdir(parents=True, exist_ok=True)
     scores = {key: scores_file(folder, key) for key in keep_scores}
     missing = {}
@@ -129,12 +133,12 @@ def run_grid(
             missing[key] = (labels, recipe)
     if jobs == 1:
         for key, (labels, recipe) in missing.items():
-            on_row(_finish(folder, key, labels, run_cell(recipe, None, scores.get(key))))
+            on_row(_finish(folder, key, labels, run(recipe, None, scores.get(key))))
     elif missing:
         threads = max(1, torch.get_num_threads() // jobs)
         with ThreadPoolExecutor(jobs) as pool:  # threads that wait for a subprocess each
             futures = {
-                pool.submit(run_in_subprocess, run_cell, recipe, threads, scores.get(key)): (key, labels)
+                pool.submit(run_in_subprocess, run, recipe, threads, scores.get(key)): (key, labels)
                 for key, (labels, recipe) in missing.items()
             }
             problem: BaseException | None = None
