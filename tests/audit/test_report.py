@@ -35,6 +35,18 @@ def test_the_top_of_the_page_shows_the_findings(tmp_path: Path) -> None:
     assert "Two separate modes" in page.text
 
 
+@pytest.mark.parametrize("can_tell", [True, False])
+def test_the_top_of_the_page_does_not_reassure_where_near_mismatches_cannot_be_told(
+    tmp_path: Path, can_tell: bool
+) -> None:
+    near = {"low": 0.381, "high": 0.667, "by_kind": {}, "can_tell": can_tell}
+    (finding,) = make(tmp_path, columns(10), {**SUMMARY, "near_mismatches": near}).all("p", "finding")
+    finding = finding.replace("\xa0", " ")
+    assert ("An estimated 39.7 % of the pairs are mismatched (" in finding) == can_tell
+    assert ("it may be up to 66.7 %" in finding) == (not can_tell)
+    assert ("have an unrelated caption" in finding) == (not can_tell)
+
+
 def test_cards_show_caption_better_caption_score_and_ranks(tmp_path: Path) -> None:
     page = make(tmp_path, columns(10), SUMMARY, plain)
     first = page.all("li", "pair")[0]

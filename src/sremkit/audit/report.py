@@ -126,7 +126,7 @@ class Thumbnails:
 def _numbers(summary: Mapping[str, Any], score: np.ndarray, flagged: np.ndarray) -> dict[str, Any]:
     """The counts at the top of the page: those of the summary, else counted from the table."""
     rate = {key: _fraction(value) for key, value in _mapping(summary.get("noise_rate")).items()}
-    remaining = _mapping(summary.get("remaining"))
+    remaining, near = _mapping(summary.get("remaining")), _mapping(summary.get("near_mismatches"))
     kept = _count(remaining.get("kept"), 0)
     of_kept = {key: _fraction((_number(remaining.get(key)) or 0.0) / kept) for key in ("wrong", "low", "high") if kept}
     scored = _count(summary.get("scored"), int(np.isfinite(score).sum()))
@@ -147,6 +147,8 @@ def _numbers(summary: Mapping[str, Any], score: np.ndarray, flagged: np.ndarray)
         "rate": rate.get("estimate"),
         "low": rate.get("low"),
         "high": rate.get("high"),
+        # Of the rate of all mismatches, where these vectors cannot tell near ones from right pairs.
+        "high_with_near": None if near.get("can_tell", True) else _fraction(near.get("high")),
         "expected_precision": _number(summary.get("expected_precision")),
         "candidates": _number(summary.get("candidates")),
         "threshold": _fraction(summary.get("threshold")),
