@@ -225,7 +225,7 @@ def decode_image(source: str | io.BytesIO, *, name: str) -> Image:
     except DataError:
         raise
     except FileNotFoundError as cause:
-        raise DataError(f"{name} does not exist; check the path of the image folder") from cause
+        raise DataError(f"{name} does not exist; check the path") from cause
     except image_module.DecompressionBombError as cause:  # Pillow's own limit
         raise too_large from cause
     except unidentified as cause:  # whose message has an address in memory

@@ -87,8 +87,9 @@ class AuditImages:
             else:
                 self._open_shard(None)
         except (DataError, OSError) as problem:
+            reason = str(problem).split(";")[0]  # without its remedies, which are those of a new audit
             self.note = (
-                f"the images cannot be shown: {problem}; if they were moved, stop this and name the new place with "
+                f"the images cannot be shown: {reason}; if they were moved, stop this and name the new place with "
                 "--image-root, or that of the pairs with --pairs"
             )
 
