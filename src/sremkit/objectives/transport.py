@@ -33,14 +33,14 @@ def partial_transport(
     max_iterations: int = 1000,
     tolerance: float = 1e-4,
 ) -> Tensor:
-    """The plan (n, m) in float64, whose sum is `mass`; 0 where a match is not valid.
+    """The plan (n, m) in float64; 0 where a match is not valid. Columns keep their bounds, and the sum is near `mass`.
 
     Args:
         cost: (n, m), of matching an image with a text.
         mass: share that is matched, above 0 and below 1.
         epsilon: weight of the entropy; the smaller, the sharper the plan and the more iterations.
         valid: (n, m) bool, False where a match is excluded.
-        tolerance: the iterations end when no potential changes by more.
+        tolerance: the iterations end when no potential of an image changes by more in a step.
     """
     check_logits(cost, square=False)
     if not 0 < mass < 1:
@@ -62,6 +62,7 @@ def partial_transport(
         v = torch.lerp(v, columns - torch.logsumexp(kernel + u[:, None], dim=0), RELAXATION)
         if step % CHECK_EVERY == 0 and epsilon * float((u - before).abs().max()) < tolerance:
             break
+    v = columns - torch.logsumexp(kernel + u[:, None], dim=0)  # not overrelaxed, so that the columns are exact
     return (kernel + u[:, None] + v).exp()[:n, :m]  # [eq:transport]
 
 

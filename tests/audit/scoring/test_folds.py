@@ -7,15 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from made_pairs import SMALL, make_pairs
+from made_pairs import SMALL, from_arrays, make_pairs, vectors_of, with_vectors
 from sremkit.audit.embed import read_vectors, score_pairs
 from sremkit.audit.scoring import cross_fit, fold_model
+from sremkit.audit.scoring import folds as folds_module
 from sremkit.audit.scoring.cross_fit import CrossFitScorer
+from sremkit.audit.scoring.fold_model import FoldScores
 from sremkit.audit.scoring.folds import Folds, balanced_folds, hashed_folds, of_readable, repeated_folds
 from sremkit.audit.scoring.near_duplicates import row_keys
 from sremkit.audit.scoring.types import ScoringSettings
 from sremkit.data.pairs import MISSING
-from sremkit.training.checkpoint import read_checkpoint, write_checkpoint
+from sremkit.training.checkpoint import read_checkpoint, remove_checkpoint, write_checkpoint
 
 REPEATED = replace(SMALL, repeats=3)
 
@@ -39,7 +41,7 @@ def test_hashed_folds_are_even_and_depend_on_the_seed() -> None:
 
 def divided(num_images: int = 200, repeats: int = 4) -> tuple[Folds, np.ndarray]:
     image_of_text = np.repeat(np.arange(num_images), 2)
-    return repeated_folds(image_of_text, np.arange(num_images) // 2, 5, repeats=repeats, seed=3), image_of_text
+    return repeated_folds(image_of_text, np.arange(num_images), 5, repeats=repeats, seed=3), image_of_text
 
 
 def test_blocks_are_in_one_fold_of_each_division() -> None:
@@ -67,8 +69,83 @@ def test_divisions_differ_as_independent_ones_would() -> None:
 def test_few_images_and_one_division_are_divided_as_ever(num_images: int, repeats: int) -> None:
     folds, image_of_text = divided(num_images, repeats)
     assert folds.repeats == 1
-    np.testing.assert_array_equal(folds.fold[0], balanced_folds(image_of_text, np.arange(num_images) // 2, 5, seed=3))
+    np.testing.assert_array_equal(folds.fold[0], balanced_folds(image_of_text, np.arange(num_images), 5, seed=3))
     np.testing.assert_array_equal(folds.block, folds.fold[0])
+
+
+@pytest.mark.parametrize(("groups", "size"), [(50, 20), (100, 10), (12, 17), (10, 20), (400, 5), (3, 40)])
+def test_every_pair_has_negatives_in_its_block_whatever_the_groups(groups: int, size: int) -> None:
+    """Near-duplicates are no negatives of each other, so a block must not be one group of them, nor a fold empty."""
+    group_of_image = np.arange(groups * size) // size
+    folds = repeated_folds(np.arange(groups * size), group_of_image, 5, repeats=4, seed=0)
+    if folds.repeats > 1:
+        for block in range(folds.num_blocks):
+            assert len(np.unique(group_of_image[folds.block == block])) >= 2
+    assert (folds.repeats > 1) == (groups >= 100)
+
+
+@pytest.mark.parametrize(("groups", "copies"), [(25, 20), (8, 30)])
+def test_collections_of_near_duplicates_are_scored(groups: int, copies: int) -> None:
+    clean, is_wrong = make_pairs(0.3, num_images=groups * copies, captions=1, seed=2)
+    images, _ = vectors_of(clean)
+    generator = np.random.default_rng(0)
+    images = images[np.arange(len(images)) // copies * copies]  # bursts of the same scene
+    pairs = with_vectors(clean, images=images + 1e-3 * generator.normal(size=images.shape).astype(np.float32))
+    scores = score_pairs(pairs, ScoringSettings(candidates=100, negatives=20_000))
+    assert np.isfinite(scores.match_prob).all()
+    assert len(is_wrong) == len(scores)
+
+
+def test_a_fold_of_one_image_has_no_near_negatives() -> None:
+    """An image with most of the captions is a fold by itself."""
+    pairs, _ = make_pairs(0.0, num_images=80, captions=1)
+    texts = np.concatenate([np.zeros(150, dtype=np.int64), np.arange(80)])
+    images, vectors = vectors_of(pairs)
+    jitter = np.random.default_rng(0).normal(size=(len(texts), vectors.shape[1])).astype(np.float32)
+    scores = score_pairs(from_arrays(images, vectors[texts] + 0.1 * jitter, texts), ScoringSettings(candidates=100))
+    assert np.isfinite(scores.match_prob).all()
+
+
+def test_null_pairs_of_all_divisions_are_in_one_order() -> None:
+    """Block k has null statistics 10 k, 10 k + 1, ... in every division, whichever fold it is in."""
+    blocks = {0: [0, 1], 1: [10], 2: [20, 21, 22], 3: [30]}
+    orders = []
+    for members in ([(3, 0), (2, 1)], [(1, 2), (0, 3)]):  # blocks of the folds of each division
+        folds = [fold_scores(list(fold), blocks) for fold in members]
+        given, null = cross_fit._on_one_scale(folds, np.arange(4))
+        assert given.shape == (4,)
+        orders.append(null)
+        raw = {fold: [x for b in sorted(members[fold]) for x in blocks[b]] for fold in range(2)}
+        for fold in range(2):  # in standard deviations of the fold
+            mean, std = np.mean(raw[fold]), np.std(raw[fold])
+            for block in members[fold]:
+                start = sum(len(blocks[b]) for b in range(block))
+                expected = (np.array(blocks[block]) - mean) / std
+                np.testing.assert_allclose(null[start : start + len(blocks[block])], expected)
+    assert len(orders[0]) == len(orders[1]) == 7
+
+
+def fold_scores(members: list[int], blocks: dict[int, list[int]]) -> FoldScores:
+    """Scores of a fold that holds these blocks, each with one given pair of its number."""
+    members = sorted(members)
+    empty = np.zeros(0)
+    null = np.array([x for block in members for x in blocks[block]], dtype=np.float64)
+    null_block = np.array([block for block in members for _ in blocks[block]])
+    rows, zeros = np.array(members), np.zeros(len(members))
+    return FoldScores(
+        rows, zeros, *([zeros] * 4), rows, rows, null, null_block, empty, empty.astype(int), empty.astype(int), 1
+    )
+
+
+def test_finished_folds_of_another_division_are_not_used(tmp_path, monkeypatch) -> None:
+    pairs, _ = make_pairs(0.3, num_images=200)
+    first = score_pairs(pairs, REPEATED, folder=tmp_path)
+    monkeypatch.setattr(folds_module, "MAX_BLOCKS", 8)
+    for number in (1, 4):
+        remove_checkpoint(tmp_path / f"fold-{number}")
+    again = score_pairs(pairs, REPEATED, folder=tmp_path)
+    np.testing.assert_array_equal(again.match_prob, score_pairs(pairs, REPEATED).match_prob)
+    assert not np.array_equal(again.match_prob, first.match_prob)
 
 
 def test_pairs_that_cannot_be_read_take_no_part() -> None:

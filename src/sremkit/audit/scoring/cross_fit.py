@@ -96,7 +96,7 @@ class CrossFitScorer:
         folds = of_readable(divided, readable, len(vectors.readable))
         store = None
         if self.folder is not None:
-            store = FoldStore(self.folder, settings, fold_key(vectors, settings))
+            store = FoldStore(self.folder, settings, fold_key(vectors, settings, folds))
         scores = self._cross_fit(vectors, folds, settings, store, keep_model=store is not None)
         self.folds_of_key = dict(zip(vectors.image_key[images].tolist(), divided.fold.T.tolist(), strict=True))
         return replace(scores, note=_joined(scores.note, unread))

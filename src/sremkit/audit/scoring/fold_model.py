@@ -24,6 +24,7 @@ from sremkit.audit.scoring.folds import Folds
 from sremkit.audit.scoring.negatives import (
     MAX_ROUNDS,
     NO_NEAR_NEGATIVES,
+    NO_NEGATIVES,
     RandomNegatives,
     draw_near_negatives,
     draw_negatives,
@@ -258,6 +259,8 @@ def _negatives_of_blocks(
 ) -> tuple[RandomNegatives, np.ndarray]:
     """Random negatives of each block of a fold, the same in every division; and the block of each, (w,)."""
     rounds = int(np.clip(np.ceil(settings.negatives / np.count_nonzero(vectors.readable)), 1, MAX_ROUNDS))
+    if len(rows) == 0:
+        return NO_NEGATIVES, np.zeros(0, dtype=np.int64)
     block = folds.block[rows]
     parts, numbers = [], np.unique(block)
     for number in numbers.tolist():

@@ -19,6 +19,7 @@ from sremkit.audit.scoring.calibration import Calibration, DensityRatio
 from sremkit.audit.scoring.candidates import EnsembleWeight, PairScorer
 from sremkit.audit.scoring.dual_encoder import DualEncoderScorer, build_dual_encoder
 from sremkit.audit.scoring.fold_model import FoldModel, FoldScores
+from sremkit.audit.scoring.folds import Folds
 from sremkit.audit.scoring.joint_posterior import JointPosterior
 from sremkit.audit.scoring.ridge_cca import RidgeCCA, RootCCA
 from sremkit.audit.scoring.types import NearMismatches, NoiseRate, PairVectors, ScoringSettings
@@ -69,13 +70,14 @@ class FoldStore:
         write_checkpoint(self.folder / f"fold-{number}", tensors, {"key": self.key, "candidates": candidates})
 
 
-def fold_key(vectors: PairVectors, settings: ScoringSettings) -> str:
+def fold_key(vectors: PairVectors, settings: ScoringSettings, folds: Folds) -> str:
     """A hash of all that finished folds depend on."""
     facts = {
         "version": __version__,
         "holds": [field.name for field in fields(FoldScores)],
         "data": vectors.fingerprint(),
         "settings": asdict(settings),
+        "folds": [folds.fold.tolist(), folds.block.tolist()],
     }
     return digest(facts, length=64)
 

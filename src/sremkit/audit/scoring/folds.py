@@ -2,8 +2,9 @@
 
 All pairs of an image, and of its near-duplicates, are in one fold. A small collection is divided into folds several
 times, and the statistics of a pair by all models that have not seen it are averaged; the mean ranks better than any of
-them. Negatives have to be held out in every division, too. So images are divided into blocks once, a fold is a union of
-blocks, and negatives are drawn within a block.
+them. Negatives have to be held out in every division, too. So images are divided into blocks once, a fold is a union
+of blocks, and negatives are drawn within a block. Texts of images with near-duplicates have a little fewer of them,
+because near-duplicates of the own image are no negatives and are in the same block.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from sremkit.data.pairs import MISSING
 
 MAX_BLOCKS = 100
-MIN_IMAGES_PER_BLOCK = 10  # so that a text has nine other images to make negatives of
+MIN_GROUPS_PER_BLOCK = 10  # on average: negatives of a text are made of the images of the others
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +40,13 @@ def single_division(fold: np.ndarray, folds: int) -> Folds:
 def repeated_folds(
     image_of_text: np.ndarray, group_of_image: np.ndarray, folds: int, *, repeats: int, seed: int
 ) -> Folds:
-    """`repeats` divisions into balanced folds; one, if the images are too few for blocks."""
-    per_fold = min(MAX_BLOCKS, len(np.unique(image_of_text)) // MIN_IMAGES_PER_BLOCK) // folds
+    """`repeats` divisions into balanced folds; one, if groups of near-duplicates are too few or too large for blocks.
+
+    A block has at least twice as many pairs as the largest group, so that each pair has negatives in its block.
+    """
+    sizes = np.unique(group_of_image[image_of_text], return_counts=True)[1]
+    most = min(MAX_BLOCKS, len(sizes) // MIN_GROUPS_PER_BLOCK, len(image_of_text) // (2 * sizes.max()))
+    per_fold = most // folds
     if repeats < 2 or per_fold < 2:
         return single_division(balanced_folds(image_of_text, group_of_image, folds, seed=seed), folds)
     num_blocks = per_fold * folds

@@ -40,6 +40,9 @@ class RandomNegatives(NamedTuple):
     masked: np.ndarray  # (w,) an image that must not be a candidate for the text, or MISSING
 
 
+NO_NEGATIVES = RandomNegatives(*np.zeros((3, 0), dtype=np.int64))
+
+
 def draw_negatives(
     rows: np.ndarray,
     image_of_text: np.ndarray,
@@ -108,6 +111,8 @@ def draw_near_negatives(
         images: (n, d) vectors of the fold's images, texts: (m, e) of its texts, pair k is `image_of_text[k]` with k.
         group_of_image: (n,) equal for near-duplicates; group_of_text: (m,) equal for equal texts.
     """
+    if len(texts) < 2 or len(images) < 2:
+        return NO_NEAR_NEGATIVES
     rng = np.random.default_rng([seed, 4])
     source = np.sort(rng.permutation(len(texts))[:MAX_SOURCES])
     own = image_of_text[source]

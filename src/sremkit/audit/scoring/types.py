@@ -23,7 +23,7 @@ class ScoringSettings:
     """The defaults were chosen on Flickr8k with 20 to 60 % shuffled captions; see docs/lab.md."""
 
     folds: int = 5  # K of the cross-fitting; each pair is scored by models that were not trained on its image
-    repeats: int = 0  # divisions into folds, whose statistics are averaged; 0 for as many as the time allows
+    repeats: int = 0  # divisions into folds, whose statistics are averaged; 0: by the number of pairs, see REPEATS
     dual_encoders: int = 0  # in the ensemble with ridge CCA, trained from different seeds
     warmup_epochs: int = 3  # of complementary learning, in which all pairs have the same weight
     epochs: int = 4  # in which pairs are weighted by their clean probability
