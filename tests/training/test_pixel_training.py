@@ -234,3 +234,35 @@ def test_unreadable_images_are_warned_of_once_each_split(tmp_path: Path) -> None
     assert sum(issubclass(w.category, UnreadableImagesWarning) for w in caught) == 2
     assert (len(prepared.train), prepared.val.num_images) == (14, 4)
     assert len(prepared.is_noisy) == 14
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="needs a CUDA device")])]
+)  # fmt: skip
+def test_ways_to_save_memory_and_time_train_the_same_model(tmp_path: Path, kind: str, device: str) -> None:
+    """Losses of the first steps: float32 and eager, then each way; half precision is near, the others equal."""
+    settings = [
+        *clip_settings(tmp_path, kind),
+        "training.warmup_epochs=1",
+        f"training.device={device}",
+    ]
+    plain = ["training.precision=float32", "training.compile=false", "training.cuda_graphs=false"]
+    ways = {
+        "gradient checkpointing": (["model.gradient_checkpointing=true"], 1e-3),
+        "gradient caching": (["training.grad_cache_chunk_size=2"], 1e-3),
+        "bf16": (["training.precision=bf16", "training.float32_steps=0"], 5e-2),
+    }
+    if device == "cuda":
+        ways |= {"compiled": (["training.compile=true"], 1e-3), "auto": (["training.precision=auto"], 5e-2)}
+
+    def first_losses(name: str, changes: list[str]) -> list[float]:
+        folder = RunFolder.create(tmp_path / name, config="")
+        train(prepare(with_whole_paths(load_recipe("clip-finetune-infonce", [*settings, *plain, *changes]))), folder)
+        return [row["loss"] for row in folder.read_metrics()]
+
+    expected = first_losses("plain", [])
+    assert np.isfinite(expected).all()
+    for name, (changes, rtol) in ways.items():
+        np.testing.assert_allclose(first_losses(name, changes), expected, rtol=rtol, err_msg=name)
