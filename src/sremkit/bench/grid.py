@@ -121,7 +121,7 @@ def run_grid(
         folder: holds a JSON file per finished cell.
         jobs: number of cells that run at a time; each in a subprocess if there are several.
         keep_scores: keys of the cells whose test scores are kept.
-        run: in the place of `run_cell`; a function of a module, which a subprocess can import.
+        run: called instead of `run_cell`; a function of a module, which a subprocess can import.
     """
     run = run_cell if run is None else run
     folder.mkdir(parents=True, exist_ok=True)

@@ -127,12 +127,12 @@ def keys_of_digests(digests: Iterable[bytes]) -> np.ndarray:
 def _join_blocks(vectors: np.ndarray, sketch: np.ndarray, leader: np.ndarray, top: int, start: int) -> None:
     """Join, in place, the groups of all near-duplicates of two blocks."""
     rows, columns = slice(top, top + _BLOCK), slice(start, start + _BLOCK)
-    bound = _product(sketch[rows], sketch[columns].T)  # (block, block)
+    bound = product(sketch[rows], sketch[columns].T)  # (block, block)
     if bound.max() < THRESHOLD - _SLACK:
         return
     possible = (bound >= THRESHOLD - _SLACK) & (leader[rows, None] != leader[None, columns])
     if np.count_nonzero(possible) > _MAX_SINGLE:
-        possible &= _product(_unit(vectors[rows]), _unit(vectors[columns]).T) >= THRESHOLD - _SLACK
+        possible &= product(_unit(vectors[rows]), _unit(vectors[columns]).T) >= THRESHOLD - _SLACK
     left, right = np.nonzero(possible)
     for first in range(0, len(left), _PAIRS_PER_CHUNK):
         a, b = left[first : first + _PAIRS_PER_CHUNK] + top, right[first : first + _PAIRS_PER_CHUNK] + start
@@ -149,19 +149,19 @@ def _sketch(vectors: np.ndarray) -> np.ndarray:
     sample = _unit(vectors[spread])
     # The directions that hold most of the vectors, so that little is left out.
     with one_thread():  # NumPy's would wait for each other in each of thousands of short steps
-        directions = torch.linalg.eigh(torch.from_numpy(_product(sample.T, sample))).eigenvectors
+        directions = torch.linalg.eigh(torch.from_numpy(product(sample.T, sample))).eigenvectors
     basis = directions[:, -min(d, _SKETCH_WIDTH) :].numpy()  # (d, k)
     sketch = np.empty((n, basis.shape[1] + 1), dtype=np.float32)
     for start in range(0, n, _BLOCK):
         rows = slice(start, start + _BLOCK)
         unit = _unit(vectors[rows])
-        inside = _product(unit, basis)  # (block, k)
+        inside = product(unit, basis)  # (block, k)
         sketch[rows, :-1] = inside
         sketch[rows, -1] = np.sqrt(np.maximum((unit * unit).sum(axis=1) - (inside * inside).sum(axis=1), 0))
     return sketch
 
 
-def _product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Of matrices, by PyTorch: its threads sleep while they wait, NumPy's keep others from running."""
     return (torch.from_numpy(left) @ torch.from_numpy(right)).numpy()
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
+from sremkit.audit.scoring.near_duplicates import product
 from sremkit.data.pairs import MISSING
 
 MAX_ROUNDS = 50  # of random negatives
@@ -143,7 +143,7 @@ def _one_of_the_nearest(vectors: np.ndarray, queries: np.ndarray, rng: np.random
     found = []
     for start in range(0, len(queries), QUERIES_PER_CHUNK):
         chunk = queries[start : start + QUERIES_PER_CHUNK]
-        cosine = (torch.from_numpy(unit[chunk]) @ torch.from_numpy(unit[pool]).T).numpy()
+        cosine = product(unit[chunk], unit[pool].T)
         cosine[chunk[:, None] == pool] = -np.inf
         nearest = np.argpartition(-cosine, count - 1, axis=1)[:, :count]
         chosen = rng.integers(count, size=len(chunk))
