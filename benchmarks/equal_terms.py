@@ -21,6 +21,7 @@ import argparse
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, get_args
 
@@ -29,6 +30,7 @@ import numpy as np
 from benchmarks.commands import make_parser, run_command
 from sremkit.bench.differences import METRIC, NOTE, Difference, differences_to_best_rival
 from sremkit.bench.division import division_table
+from sremkit.bench.ensembles import Mean, keys_to_keep, mean_rows
 from sremkit.bench.figures import draw_cost
 from sremkit.bench.grid import read_csv, run_cell, run_grid, write_csv
 from sremkit.bench.methods import method_recipe, split_data
@@ -98,6 +100,7 @@ class Control(NamedTuple):
     overrides: tuple[str, ...] = ()
     method: str | None = None  # in the place of the base, with its options
     right_only: bool = False  # train on the right pairs alone, known from the truth
+    networks: int = 1  # 2: the mean score of two runs on the same noise, which know nothing of each other
 
 
 CONTROLS = (
@@ -109,7 +112,10 @@ CONTROLS = (
     Control("srem-plus-without-rematching", "srem-plus", ("method.rematch_top_k=0",)),
     Control("srem-plus-without-memory", "srem-plus", ("method.decay=0.0",)),
     Control("srem-plus-without-ema", "srem-plus", ("training.ema_decay=0.0",)),
+    Control("srem-plus-two-networks", "srem-plus", networks=2),
 )
+#: Added to the training seed of the second of two networks.
+SECOND_NETWORK = 1000
 
 
 def trial_cells(data: str, backbone: str, methods: Sequence[str], rates: Sequence[float]) -> list[Cell]:
@@ -175,23 +181,39 @@ def control_cells(
     *,
     protocol: str = "caption",
 ) -> list[Cell]:
-    """Every control for each noise rate and seed; keep-lists of right pairs are written into `folder`."""
+    """Every control for each noise rate and seed; keep-lists of right pairs are written into `folder`.
+
+    A control of two networks has two cells, whose labels say which of them is the second.
+    """
     name, source = split_data(data)
     cells = []
-    for rate in rates:
-        for control in controls:
-            for seed in seeds:
-                settings = [f"noise.rate={rate}", f"noise.seed={seed}", f"noise.protocol={protocol}"]
-                settings += [f"training.seed={seed}", *source]
-                recipe = method_recipe(name, backbone, control.base, settings).recipe
-                recipe = recipe_from_table(tomllib.loads(recipe_to_toml(recipe)), control.overrides)
-                if control.method is not None:  # with the options of the base
-                    recipe = replace(recipe, method={**recipe.method, "name": control.method})
-                if control.right_only:
-                    recipe = right_pairs_only(recipe, folder)
-                labels = {"data": name, "backbone": backbone, "method": control.name, "rate": rate, "seed": seed}
-                cells.append((labels | {"protocol": protocol}, recipe))
+    for rate, control, seed in product(rates, controls, seeds):
+        for network in range(control.networks):
+            settings = [f"noise.rate={rate}", f"noise.seed={seed}", f"noise.protocol={protocol}"]
+            settings += [f"training.seed={seed + network * SECOND_NETWORK}", *source]
+            recipe = method_recipe(name, backbone, control.base, settings).recipe
+            recipe = recipe_from_table(tomllib.loads(recipe_to_toml(recipe)), control.overrides)
+            if control.method is not None:  # with the options of the base
+                recipe = replace(recipe, method={**recipe.method, "name": control.method})
+            if control.right_only:
+                recipe = right_pairs_only(recipe, folder)
+            labels = {"data": name, "backbone": backbone, "method": control.name, "rate": rate, "seed": seed}
+            labels |= {"protocol": protocol} | ({"network": network} if control.networks > 1 else {})
+            cells.append((labels, recipe))
     return cells
+
+
+def run_controls(cells: Sequence[Cell], folder: Path, *, jobs: int) -> list[dict[str, Any]]:
+    """A row for each control, noise rate and seed; that of two networks is of their mean score."""
+    names = ("data", "backbone", "method", "rate", "seed", "protocol")
+    networks = grouped([{**labels, "recipe": recipe} for labels, recipe in cells if "network" in labels], *names)
+    means = [
+        Mean(dict(zip(names, place, strict=True)), (first["recipe"], second["recipe"]))
+        for place, (first, second) in networks.items()
+    ]
+    keep = keys_to_keep(means, folder)
+    rows = run_grid(cells, folder, jobs=jobs, keep_scores=keep, on_row=_report, run=run_control)
+    return [row for row in rows if "network" not in row] + mean_rows(means, folder)
 
 
 def right_pairs_only(recipe: Recipe, folder: Path) -> Recipe:
@@ -232,7 +254,7 @@ def _cell(members: Sequence[dict[str, Any]], key: str, gain: Difference | None) 
         return f"{first['learning_rate']:g}, {first['dropout']:g}, {first['ema_decay']:g}"
     values = [member[key] for member in members if member.get(key) is not None]
     if key == "epochs":
-        return ", ".join(map(str, values))
+        return ", ".join(map(str, values)) or "-"
     text = mean_and_deviation(values, key)
     return bold(text) if key == METRIC and gain is not None and gain.is_ahead else text
 
@@ -279,7 +301,7 @@ def run(args: argparse.Namespace) -> None:
         register_controls()
         seeds = range(args.seeds)
         cells = control_cells(args.data, args.backbone, controls, rates, seeds, folder, protocol=args.protocol)
-        rows = run_grid(cells, folder, jobs=args.jobs, on_row=_report, run=run_control)
+        rows = run_controls(cells, folder, jobs=args.jobs)
         write_csv(rows, args.out)
         title = f"controls, {data}, {args.backbone}, noise {protocol_label(args.protocol)}"
         show_table(equal_terms_table(rows, title), args)

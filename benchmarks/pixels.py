@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from benchmarks.commands import make_parser, run_command
-from sremkit.bench.grid import run_cell, write_csv
+from sremkit.bench.grid import run_grid, write_csv
 from sremkit.config.recipes import Recipe, recipe_from_table
 from sremkit.data.decoder import Decoder
 from sremkit.data.formats import read_pairs
@@ -73,7 +73,7 @@ def recipe(method: str, *, rate: float, args: argparse.Namespace, cache: str = "
             "seed": args.seed,
         },
     }
-    return recipe_from_table(table)
+    return recipe_from_table(table, args.overrides)
 
 
 def measure_decoding(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -130,11 +130,18 @@ def measure_steps(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def measure_recall(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """R_sum on the test split."""
-    for rate in args.rates:
-        for method in args.methods:
-            row = run_cell(recipe(method, rate=rate, args=args))
-            yield {"method": method, "noise": rate, "seed": args.seed, **{name: row[name] for name in RECALL_COLUMNS}}
+    """R_sum on the test split, of `--jobs` runs at a time; finished ones are kept in OUT/recall.cells."""
+    settings = " ".join(args.overrides)
+    cells = [
+        (
+            {"method": method, "noise": rate, "seed": args.seed, "settings": settings},
+            recipe(method, rate=rate, args=args),
+        )
+        for rate in args.rates
+        for method in args.methods
+    ]
+    for row in run_grid(cells, args.out / "recall.cells", jobs=args.jobs):
+        yield {name: row[name] for name in ("method", "noise", "seed", "settings", *RECALL_COLUMNS)}
 
 
 def _synchronize(device: torch.device) -> None:
@@ -167,6 +174,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--methods", nargs="+", default=list(METHOD_OPTIONS), choices=list(METHOD_OPTIONS))
     parser.add_argument("--rates", type=float, nargs="+", default=[0.0, 0.4], help="shares of wrong captions")
     parser.add_argument("--seed", type=int, default=0, help="of training and noise")
+    parser.add_argument("--jobs", type=int, default=1, help="runs of `recall` at a time")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE",
+                        help="change the recipe of all methods")  # fmt: skip
     parser.add_argument("--source", default=SOURCE, help="folder of the collection")
     return parser
 

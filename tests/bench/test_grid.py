@@ -92,7 +92,7 @@ def test_a_cell_that_fails_takes_no_other_cells_row_with_it(tmp_path: Path, monk
         return {"test_rsum": float(recipe.training.seed)}
 
     monkeypatch.setattr(grid, "run_cell", run_cell)
-    monkeypatch.setattr(grid, "ProcessPoolExecutor", lambda workers, **_: ThreadPoolExecutor(workers))
+    monkeypatch.setattr(grid, "ProcessPoolExecutor", lambda workers, *_, **__: ThreadPoolExecutor(workers))
     monkeypatch.setattr(grid, "as_completed", list)
     cells = [({"seed": seed}, tiny(training__seed=seed)) for seed in range(5)]
     reported: list[int] = []

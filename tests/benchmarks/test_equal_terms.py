@@ -17,6 +17,7 @@ from benchmarks.equal_terms import (
     PATIENCE,
     RCL_AFTER_INFONCE,
     SINGLE_NETWORK,
+    Control,
     RCLAfterInfoNCE,
     build_parser,
     choose_controls,
@@ -28,15 +29,18 @@ from benchmarks.equal_terms import (
     register_controls,
     right_pairs_only,
     run_control,
+    run_controls,
     trial_cells,
 )
 from sremkit.bench.grid import cell_key, run_grid, write_csv
 from sremkit.config.recipes import load_recipe
 from sremkit.data.batch import Batch
-from sremkit.data.training_pairs import noise_for, read_training_pairs
+from sremkit.data.training_pairs import noise_for, read_split, read_training_pairs
 from sremkit.errors import UnknownNameError
+from sremkit.evaluation import retrieval_recall
 from sremkit.experiment import prepare
 from sremkit.methods import build_method
+from sremkit.models.ensemble import logit_of_mean
 
 
 def test_every_method_has_the_same_trials() -> None:
@@ -131,6 +135,24 @@ def test_controls_run_side_by_side_in_processes_that_learn_their_methods(tmp_pat
     rows = run_grid(cells, tmp_path, jobs=2, run=run_control)
     assert [row["seed"] for row in rows] == [0, 1]
     assert [row["epochs"] for row in rows] == [2, 2]
+
+
+def test_two_networks_are_two_runs_on_the_same_noise_whose_scores_are_averaged(tmp_path: Path) -> None:
+    tiny = ("data.train_options.num_scenes=12", "data.options.num_scenes=6", "model.embed_size=8", "model.word_dim=8",
+            "training.epochs=1", "training.warmup_epochs=0", "training.device=cpu")  # fmt: skip
+    controls = [Control("one", "rcl", tiny), Control("two", "rcl", tiny, networks=2)]
+    backbone = load_recipe("scenes-rcl").model["name"]
+    cells = control_cells("scenes", backbone, controls, [0.5], [3], tmp_path)
+    assert [(recipe.noise.seed, recipe.training.seed) for _, recipe in cells] == [(3, 3), (3, 3), (3, 1003)]
+    folder = tmp_path / "cells"
+    one, two = run_controls(cells, folder, jobs=1)
+    assert (one["method"], one["networks"]) == ("one", 1)
+    assert (two["method"], two["networks"], two["seed"]) == ("two", 2, 3)
+    first, second = (torch.from_numpy(np.load(folder / f"{key}.npy")) for key in two["members"].split("+"))
+    pairs = read_split(cells[0][1].data, cells[0][1].data.test_split)
+    assert two["test_rsum"] == retrieval_recall(logit_of_mean(first, second), pairs.image_of_text)["rsum"]
+    assert not torch.equal(first, second)
+    assert "two networks" in equal_terms_table([one, two], "controls").as_text()
 
 
 def trial_row(method: str, seed: int, trial: int, val: float, test: float) -> dict[str, Any]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import time
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from multiprocessing import get_context
+from multiprocessing import get_all_start_methods, get_context
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -158,9 +159,22 @@ def run_grid(
 
 
 def run_in_subprocess(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call `work` in a new process, so that neither its memory nor its failure affects the next call."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    """Call `work` in a new process, so that neither its memory nor its failure affects the next call.
+
+    Where the system has it, the process is forked from a server that has imported PyTorch but never used it; a new
+    interpreter would need seconds for the imports. The process receives the environment variables of this moment.
+    """
+    method = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
+    context = get_context(method)
+    if method == "forkserver":
+        context.set_forkserver_preload([__name__, "torch._dynamo"])  # the optimizers import the latter
+    with ProcessPoolExecutor(1, context, initializer=_set_environment, initargs=(dict(os.environ),)) as pool:
         return pool.submit(work, *args, **kwargs).result()
+
+
+def _set_environment(variables: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(variables)
 
 
 def run_cell(recipe: Recipe, threads: int | None = None, keep_scores: Path | None = None) -> dict[str, Any]:
