@@ -104,6 +104,7 @@ class Control(NamedTuple):
 
 
 CONTROLS = (
+    Control("infonce", "infonce"),
     Control("rcl", "rcl"),
     Control("rcl-right-pairs-only", "rcl", right_only=True),
     Control("infonce-right-pairs-only", "infonce", right_only=True),
