@@ -2,6 +2,7 @@
 
     python -m benchmarks.equal_terms --noise 0.6
     python -m benchmarks.equal_terms --methods rcl,srem-plus --noise 0.4 --seeds 3
+    python -m benchmarks.equal_terms --methods l2rm --trials results/flickr8k-dual-equal-terms-2026-11-18.csv
     python -m benchmarks.equal_terms --from results/flickr8k-dual-equal-terms-2026-11-18.csv   # the tables again
     python -m benchmarks.equal_terms --controls all --noise 0.6
     python -m benchmarks.equal_terms --controls rcl,srem-plus,srem-plus-without-rematching --protocol absent
@@ -282,6 +283,12 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="CSV",
         help="show the tables of this file of trials; runs nothing",
     )
+    parser.add_argument(
+        "--trials",
+        type=Path,
+        metavar="CSV",
+        help="take the rows of this file, such as one of fewer seeds; run the others",
+    )
     parser.add_argument("--figure", type=Path, metavar="STEM", help="draw R_sum against cost as STEM.png and STEM.svg")
     parser.add_argument("--noise", default="0.6", help="comma-separated rates")
     parser.add_argument(
@@ -307,11 +314,23 @@ def run(args: argparse.Namespace) -> None:
         title = f"controls, {data}, {args.backbone}, noise {protocol_label(args.protocol)}"
         show_table(equal_terms_table(rows, title), args)
     else:
-        cells = trial_cells(args.data, args.backbone, args.methods.split(","), rates)
-        trials = run_grid(cells, folder, jobs=args.jobs, on_row=_report)
-        chosen = run_grid(chosen_cells(trials, range(args.seeds), source), folder, jobs=args.jobs, on_row=_report)
+        known = [] if args.trials is None else read_csv(args.trials)
+        trials = run_missing(trial_cells(args.data, args.backbone, args.methods.split(","), rates), known, args)
+        chosen = run_missing(chosen_cells(trials, range(args.seeds), source), [*trials, *known], args)
         write_csv([*trials, *(row for row in chosen if row["seed"] != 0)], args.out)
         show_chosen(chosen, args)
+
+
+def run_missing(
+    cells: Sequence[Cell], known: Sequence[dict[str, Any]], args: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """A row for each cell, from `known` where it is there."""
+    names = ("data", "backbone", "method", "rate", "trial", "seed")
+    finished = {tuple(row[name] for name in names): row for row in known}
+    missing = [cell for cell in cells if tuple(cell[0][name] for name in names) not in finished]
+    for row in run_grid(missing, args.out.with_suffix(".cells"), jobs=args.jobs, on_row=_report):
+        finished[tuple(row[name] for name in names)] = row
+    return [finished[tuple(labels[name] for name in names)] for labels, _ in cells]
 
 
 def show_chosen(rows: Sequence[dict[str, Any]], args: argparse.Namespace, *, written: bool = True) -> None:

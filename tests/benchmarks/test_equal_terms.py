@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import equal_terms
 from benchmarks.equal_terms import (
     CONTROLS,
     GRID,
@@ -32,7 +33,7 @@ from benchmarks.equal_terms import (
     run_controls,
     trial_cells,
 )
-from sremkit.bench.grid import cell_key, run_grid, write_csv
+from sremkit.bench.grid import cell_key, read_csv, run_grid, write_csv
 from sremkit.config.recipes import load_recipe
 from sremkit.data.batch import Batch
 from sremkit.data.training_pairs import noise_for, read_split, read_training_pairs
@@ -160,6 +161,22 @@ def trial_row(method: str, seed: int, trial: int, val: float, test: float) -> di
     place = {"data": "flickr8k", "backbone": "dual", "method": method, "rate": 0.6, "trial": trial, "seed": seed}
     setting = {"learning_rate": learning_rate, "dropout": dropout, "ema_decay": ema_decay}
     return {**place, **setting, "val_rsum": val, "test_rsum": test, "epochs": 10 + seed}
+
+
+def test_rows_of_a_given_file_are_not_run_again(tmp_path: Path, monkeypatch, capsys) -> None:
+    known, run = tmp_path / "known.csv", []
+    write_csv([trial_row("rcl", 0, trial, [250.0, 260.0, 240.0, 230.0][trial], 255.0) for trial in range(3)], known)
+
+    def run_grid(cells: list, *_: object, **__: object) -> list[dict[str, Any]]:
+        run.extend((labels["trial"], labels["seed"]) for labels, _ in cells)
+        return [{**labels, "val_rsum": 200.0, "test_rsum": 256.0, "epochs": 9} for labels, _ in cells]
+
+    monkeypatch.setattr(equal_terms, "run_grid", run_grid)
+    out = tmp_path / "out.csv"
+    assert main(["--methods", "rcl", "--trials", str(known), "--seeds", "2", "-o", str(out)]) == 0
+    assert run == [(3, 0), (1, 1)]
+    assert [(row["trial"], row["seed"]) for row in read_csv(out)] == [(0, 0), (1, 0), (2, 0), (3, 0), (1, 1)]
+    assert "two networks" not in capsys.readouterr().out
 
 
 def test_the_table_compares_the_chosen_trials_paired_by_seed(tmp_path: Path, capsys) -> None:
