@@ -120,20 +120,22 @@ CONTROLS = (
 SECOND_NETWORK = 1000
 
 
-def trial_cells(data: str, backbone: str, methods: Sequence[str], rates: Sequence[float]) -> list[Cell]:
-    """Every method with every point of the grid, seed 0."""
+def trial_cells(
+    data: str, backbone: str, methods: Sequence[str], rates: Sequence[float], settings: Sequence[str] = ()
+) -> list[Cell]:
+    """Every method with every point of the grid, seed 0; `settings` are of every run."""
     name, source = split_data(data)
     return [
-        _trial(name, backbone, method, rate, trial, 0, source)
+        _trial(name, backbone, method, rate, trial, 0, [*source, *settings])
         for rate in rates
         for method in methods
         for trial in range(len(GRID))
     ]
 
 
-def _trial(data: str, backbone: str, method: str, rate: float, trial: int, seed: int, source: Sequence[str]) -> Cell:
+def _trial(data: str, backbone: str, method: str, rate: float, trial: int, seed: int, given: Sequence[str]) -> Cell:
     learning_rate, dropout, ema_decay = GRID[trial]
-    settings = [f"noise.rate={rate}", f"noise.seed={seed}", f"training.seed={seed}", *source]
+    settings = [*given, f"noise.rate={rate}", f"noise.seed={seed}", f"training.seed={seed}"]
     settings += [f"training.learning_rate={learning_rate}", f"model.dropout={dropout}"]
     settings += [f"training.ema_decay={ema_decay}"]
     recipe = method_recipe(data, backbone, method, settings).recipe
@@ -149,10 +151,10 @@ def until_validation_stops(recipe: Recipe) -> Recipe:
     return replace(recipe, training=replace(recipe.training, epochs=epochs, decay_after=epochs, patience=PATIENCE))
 
 
-def chosen_cells(trials: Sequence[dict[str, Any]], seeds: Sequence[int], source: Sequence[str] = ()) -> list[Cell]:
+def chosen_cells(trials: Sequence[dict[str, Any]], seeds: Sequence[int], settings: Sequence[str] = ()) -> list[Cell]:
     """The best trial of each method and rate by validation R_sum, with the other seeds."""
     return [
-        _trial(data, backbone, method, rate, best, seed, source)
+        _trial(data, backbone, method, rate, best, seed, settings)
         for (data, backbone, method, rate), best in best_trials(trials).items()
         for seed in seeds
     ]
@@ -182,6 +184,7 @@ def control_cells(
     folder: Path,
     *,
     protocol: str = "caption",
+    settings: Sequence[str] = (),
 ) -> list[Cell]:
     """Every control for each noise rate and seed; keep-lists of right pairs are written into `folder`.
 
@@ -191,9 +194,9 @@ def control_cells(
     cells = []
     for rate, control, seed in product(rates, controls, seeds):
         for network in range(control.networks):
-            settings = [f"noise.rate={rate}", f"noise.seed={seed}", f"noise.protocol={protocol}"]
-            settings += [f"training.seed={seed + network * SECOND_NETWORK}", *source]
-            recipe = method_recipe(name, backbone, control.base, settings).recipe
+            of_cell = [f"noise.rate={rate}", f"noise.seed={seed}", f"noise.protocol={protocol}"]
+            of_cell += [f"training.seed={seed + network * SECOND_NETWORK}"]
+            recipe = method_recipe(name, backbone, control.base, [*source, *settings, *of_cell]).recipe
             recipe = recipe_from_table(tomllib.loads(recipe_to_toml(recipe)), control.overrides)
             if control.method is not None:  # with the options of the base
                 recipe = replace(recipe, method={**recipe.method, "name": control.method})
@@ -308,15 +311,18 @@ def run(args: argparse.Namespace) -> None:
         controls = choose_controls(args.controls)
         register_controls()
         seeds = range(args.seeds)
-        cells = control_cells(args.data, args.backbone, controls, rates, seeds, folder, protocol=args.protocol)
+        options = {"protocol": args.protocol, "settings": args.overrides}
+        cells = control_cells(args.data, args.backbone, controls, rates, seeds, folder, **options)
         rows = run_controls(cells, folder, jobs=args.jobs)
         write_csv(rows, args.out)
         title = f"controls, {data}, {args.backbone}, noise {protocol_label(args.protocol)}"
         show_table(equal_terms_table(rows, title), args)
     else:
         known = [] if args.trials is None else read_csv(args.trials)
-        trials = run_missing(trial_cells(args.data, args.backbone, args.methods.split(","), rates), known, args)
-        chosen = run_missing(chosen_cells(trials, range(args.seeds), source), [*trials, *known], args)
+        cells = trial_cells(args.data, args.backbone, args.methods.split(","), rates, args.overrides)
+        trials = run_missing(cells, known, args)
+        settings = [*source, *args.overrides]
+        chosen = run_missing(chosen_cells(trials, range(args.seeds), settings), [*trials, *known], args)
         write_csv([*trials, *(row for row in chosen if row["seed"] != 0)], args.out)
         show_chosen(chosen, args)
 

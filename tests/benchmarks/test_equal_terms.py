@@ -60,6 +60,15 @@ def test_every_method_has_the_same_trials() -> None:
         assert training.warmup_epochs == shipped.training.warmup_epochs
 
 
+def test_a_setting_of_the_command_is_one_of_every_run_and_leaves_the_grid(tmp_path: Path) -> None:
+    given = ["training.batch_size=64", "training.learning_rate=9.0"]
+    trials = trial_cells("flickr8k", "dual", ["rcl"], [0.6], given)
+    seeds = chosen_cells([{**labels, "val_rsum": 1.0} for labels, _ in trials], [1], given)
+    controls = control_cells("flickr8k", "dual", CONTROLS[:1], [0.6], [0], tmp_path, settings=given[:1])
+    assert {recipe.training.batch_size for _, recipe in [*trials, *seeds, *controls]} == {64}
+    assert [recipe.training.learning_rate for _, recipe in trials] == [point[0] for point in GRID]
+
+
 def test_the_trial_with_the_best_validation_is_run_with_the_other_seeds() -> None:
     trials = [
         {**labels, "val_rsum": 200.0 + (trial == best), "test_rsum": 500.0 - 9 * (trial == best)}
