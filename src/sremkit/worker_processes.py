@@ -10,10 +10,11 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 import torch
@@ -67,19 +68,24 @@ def run_parallel(work: Callable[[int], Result], numbers: Sequence[int], workers:
 
 
 def init_worker(worker: int = 0) -> None:
-    """Leave Ctrl-C to the parent, and exit when the parent is gone: a worker blocked on its queue would never end."""
+    """Leave Ctrl-C to the parent, and exit when the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    launched_by = os.getppid()  # the parent, or its fork server, which ends with it
+    exit_with_parent()
+
+
+def exit_with_parent() -> None:
+    """Exit when the parent is gone: a worker blocked on its queue would never end."""
+    launched_by = os.getppid()  # the parent, or its fork server, which does not end before its processes
     parent = multiprocessing.parent_process()
     assert parent is not None
     if launched_by == 1 and parent.pid != 1:
         os._exit(1)  # the parent is gone already
-    threading.Thread(target=_exit_without, args=(launched_by,), daemon=True).start()
+    threading.Thread(target=_exit_without, args=(launched_by, parent), daemon=True).start()
 
 
-def _exit_without(launched_by: int) -> None:
-    while os.getppid() == launched_by:
-        time.sleep(PARENT_POLL_SECONDS)
+def _exit_without(launched_by: int, parent: BaseProcess) -> None:
+    while os.getppid() == launched_by and not wait([parent.sentinel], PARENT_POLL_SECONDS):
+        pass
     os._exit(1)
 
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -101,6 +105,33 @@ def test_a_cell_that_fails_takes_no_other_cells_row_with_it(tmp_path: Path, monk
     assert reported == [0, 2, 4]
     kept = {seed for seed, (_, recipe) in enumerate(cells) if (tmp_path / f"{grid.cell_key(recipe)}.json").exists()}
     assert kept == {0, 2, 4}
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_a_subprocess_ends_with_its_parent_even_if_that_is_killed(tmp_path: Path) -> None:
+    file = tmp_path / "process"
+    call = f"run_in_subprocess(os.system, 'echo $PPID > {file}.part; mv {file}.part {file}; exec sleep 20')"
+    parent = subprocess.Popen([sys.executable, "-c", f"import os; from sremkit.bench.grid import *; {call}"])
+    wait_for(file.exists, seconds=60)
+    worker = int(file.read_text())
+    assert is_running(worker)
+    parent.kill()
+    parent.wait()
+    wait_for(lambda: not is_running(worker), seconds=30)
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_for(condition: Callable[[], bool], *, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.1)
 
 
 def test_the_best_model_is_tested_and_not_the_last(monkeypatch) -> None:

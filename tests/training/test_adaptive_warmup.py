@@ -32,7 +32,7 @@ LONG = dict(
 def long_trainer(folder: RunFolder, method: str, **changes: object):
     trainer = tiny.tiny_trainer(folder, method=method, **LONG, **changes)
     if method == "srem":
-        trainer.method.monitor.min_weight = 0.5  # 96 pairs in batches of 16 hardly reach 2/3
+        trainer.method.monitor.min_weight = 0.45  # 96 pairs in batches of 16 hardly reach 2/3
     return trainer
 
 
@@ -109,10 +109,12 @@ def test_the_setting_alone_changes_no_number_where_the_method_is_ready() -> None
         assert timeless[0] == timeless[1]
 
 
-def scripted(rsums: list[float], listener: Listener, folder: RunFolder | None = None, **changes: object):
-    """A trainer that is ready after its planned warm-up, with these validation results."""
+def scripted(
+    rsums: list[float], listener: Listener, folder: RunFolder | None = None, first: int = 0, **changes: object
+):
+    """A trainer with these validation results, whose method is ready from epoch `first` on."""
     results = iter(rsums)
-    return ready_after(0, listener, folder=folder, validate=lambda model: {"rsum": next(results)}, **changes)
+    return ready_after(first, listener, folder=folder, validate=lambda model: {"rsum": next(results)}, **changes)
 
 
 def test_a_fall_of_recall_restores_the_weights_and_continues_the_warm_up() -> None:
@@ -144,6 +146,35 @@ def test_a_fall_of_less_than_five_percent_is_kept() -> None:
     scripted([100, 200, 191, *[200] * 7], listener).run()
     assert warmups(listener) == [True] * 2 + [False] * 8
     assert listener.warnings == []
+
+
+def test_an_attempt_lasts_until_the_method_is_ready() -> None:
+    """A warm-up that ends without a ready method: the slow fall of the third epoch after it is undone."""
+    listener = Listener()
+    # Half of the run is over after epoch 4. The attempt begins with 200; 195 and 191 are kept, 150 is not.
+    rsums = [100, 120, 140, 160, 200, 195, 191, 150, 200, 199]
+    scripted(rsums, listener, first=99).run()
+    assert warmups(listener) == [True] * 5 + [False] * 3 + [True, False]
+    assert "validation R_sum has fallen to 150.0 from 200.0" in listener.warnings[0]
+    listener = Listener()
+    scripted(rsums, listener, first=6).run()
+    assert warmups(listener) == [True] * 5 + [False] * 5  # ready after the first epoch of the attempt, which ends it
+
+
+def test_srem_is_monitored_after_its_warm_up_until_an_epoch_ends_ready() -> None:
+    from sremkit.methods import build_method
+    from sremkit.objectives import SREM
+
+    cold, warm = SREM()(0.5 * torch.eye(8) - 0.1), SREM()(20.0 * torch.eye(8) - 10)
+    method = build_method("srem")
+    monitored = []
+    for epoch, terms in enumerate((cold, cold, cold, warm, warm)):
+        method.begin_epoch(epoch, warmup=epoch == 0)
+        monitored.append(method._is_monitored)
+        if monitored[-1]:
+            method.monitor.update(terms)
+        method.finish_epoch()
+    assert monitored == [True, True, True, True, False]
 
 
 def test_three_failed_attempts_leave_the_rest_to_the_warm_up() -> None:

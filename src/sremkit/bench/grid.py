@@ -47,6 +47,7 @@ from sremkit.methods import METHODS
 from sremkit.models import Matcher
 from sremkit.training.reporters import HistoryReporter
 from sremkit.training.trainer import Trainer
+from sremkit.worker_processes import exit_with_parent
 
 DIVISION = ("division_precision", "division_recall", "division_auroc", "rematched_right")
 #: Columns that every row of a table of methods has.
@@ -162,17 +163,19 @@ def run_in_subprocess(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -
     """Call `work` in a new process, so that neither its memory nor its failure affects the next call.
 
     Where the system has it, the process is forked from a server that has imported PyTorch but never used it; a new
-    interpreter would need seconds for the imports. The process receives the environment variables of this moment.
+    interpreter would need seconds for the imports. The process receives the environment variables of this moment, and
+    ends with its parent.
     """
     method = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
     context = get_context(method)
     if method == "forkserver":
         context.set_forkserver_preload([__name__, "torch._dynamo"])  # the optimizers import the latter
-    with ProcessPoolExecutor(1, context, initializer=_set_environment, initargs=(dict(os.environ),)) as pool:
+    with ProcessPoolExecutor(1, context, initializer=_start, initargs=(dict(os.environ),)) as pool:
         return pool.submit(work, *args, **kwargs).result()
 
 
-def _set_environment(variables: dict[str, str]) -> None:
+def _start(variables: dict[str, str]) -> None:
+    exit_with_parent()
     os.environ.clear()
     os.environ.update(variables)
 

@@ -118,8 +118,8 @@ class TrainingSettings:
     Args:
         epochs: number of epochs after the warm-up.
         warmup_epochs: number of warm-up epochs, or their minimum with an adaptive warm-up.
-        adaptive_warmup: continue the warm-up until the method is ready, and return to it if the epoch after it fails;
-            the run keeps its number of epochs. False: a fixed count, as in the paper.
+        adaptive_warmup: continue the warm-up until the method is ready, and return to it if training after it
+            fails; the run keeps its number of epochs. False: a fixed count, as in the paper.
         batch_size: pairs of a step, of all processes together.
         learning_rate: of Adam.
         decay_after: epochs after the planned warm-up until the learning rate falls.

@@ -68,7 +68,7 @@ class Method(TakesOptions):
     needs_trusted: ClassVar[bool] = False
     #: Whether `warmup_status` reports when the warm-up may end; otherwise it has a fixed length.
     monitors_warmup: ClassVar[bool] = False
-    #: Whether training returns to the warm-up if the first epoch after it destroys what was learned.
+    #: Whether training returns to the warm-up if what follows destroys what was learned (`training/warmup.py`).
     returns_to_warmup: ClassVar[bool] = False
     #: Whether a step runs the same kernels whatever the values are, so that CUDA graphs can replay it.
     supports_cuda_graphs: ClassVar[bool] = True
@@ -112,7 +112,7 @@ class Method(TakesOptions):
         return WarmupStatus()
 
     def collapse_message(self) -> str:
-        """Called several times in the first epoch after the warm-up: why training has to return to it, if it has to."""
+        """Why training has to return to the warm-up, if it has to; asked after a warm-up until an epoch ends ready."""
         return ""
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -40,7 +40,7 @@ class SREMMethod(Method, options_of=SREM):
         options = {"check_finite": check_finite, **options}
         self.objective = SREM(**options)
         self.monitor = WarmupMonitor(interval=None)
-        self._is_monitored = True  # in the warm-up and in the first epoch after it
+        self._is_monitored = True  # in the warm-up, and after it until an epoch ends ready
         self.warmup_objective = self.objective
         if not self.objective.complementary:
             # An ablation without the complementary loss warms up by the ranking loss of all pairs, unless all
@@ -50,7 +50,7 @@ class SREMMethod(Method, options_of=SREM):
             self.warmup_objective = SREM(**{**options, **changes})
 
     def begin_epoch(self, epoch: int, *, warmup: bool) -> None:
-        self._is_monitored = warmup or self.monitor.warmup
+        self._is_monitored = warmup or self.monitor.warmup or (self._is_monitored and not self.monitor.is_ready())
         if self.monitor.warmup and not warmup:  # the first epoch after the warm-up
             self.monitor.warmup, self.monitor.share_at_end = False, self.monitor.share
         elif warmup:

@@ -34,7 +34,7 @@ class Position:
     train_seconds: float = 0.0
     filter_seconds: float = 0.0  # of the method before the first batch of the epoch
     warmup_epochs: int | None = None  # planned, if other than the settings'
-    warmup_rsum: float | None = None  # validation at the end of the warm-up, until the epoch after it is complete
+    warmup_rsum: float | None = None  # validation at the end of the warm-up, during an attempt
     failed_attempts: int = 0  # to end the warm-up
     restarted_at: int = 0  # the step before which the model was initialised last
 

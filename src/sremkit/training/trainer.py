@@ -227,7 +227,8 @@ class Trainer:
             self._finish_warmup(metrics)
         elif self.warmup.is_attempt:
             self._return_to_warmup(self.warmup.failure(position, metrics))
-            self.warmup.checkpoint, position.warmup_rsum = None, None
+            if self.method.warmup_status().is_ready:  # else the attempt lasts: a collapse can take several epochs
+                self.warmup.checkpoint, position.warmup_rsum = None, None
 
     def _finish_warmup(self, metrics: dict[str, float]) -> None:
         """End the warm-up if the method is ready, and keep the state of its end."""

@@ -1,9 +1,10 @@
-"""The end of a warm-up: it comes when the method is ready, and it is undone if the epoch after it fails.
+"""The end of a warm-up: it comes when the method is ready, and it is undone if the training after it fails.
 
 After `training.warmup_epochs` epochs the method reports whether it is ready. If it is not, the warm-up continues epoch
-by epoch, for at most half of the run. The first epoch after it is an attempt: the state of the end of the warm-up is
-kept, and it is restored, and the warm-up continues, if the method reports a collapse during the epoch, or if validation
-R_sum has fallen by more than 5 %. The run keeps its number of epochs.
+by epoch, for at most half of the run. Training after it is an attempt until an epoch of it ends with a ready method,
+which is mostly the first one: the state of the end of the warm-up is kept, and it is restored, and the warm-up
+continues, if the method reports a collapse during an epoch, or if validation R_sum has fallen by more than 5 % since.
+The run keeps its number of epochs.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from sremkit.config.recipes import TrainingSettings
 from sremkit.methods import Method, WarmupStatus
 from sremkit.training.state import Position, Schedule
 
-MIN_RSUM_RATIO = 0.95  # of the validation after the first epoch without warm-up, to the one before
+MIN_RSUM_RATIO = 0.95  # of the validation after an epoch of an attempt, to the one at the end of the warm-up
 MAX_ATTEMPTS = 3  # to end the warm-up
 CHECKS_PER_EPOCH = 20
 MIN_STEPS = 10  # between two checks
 
 
 class WarmupControl:
-    """Decides after each epoch, and during the first one after a warm-up, whether the next steps are warm-up steps.
+    """Decides after each epoch, and during those of an attempt, whether the next steps are warm-up steps.
 
     Everything that it decides by is in the position and in `checkpoint`, so a resumed run decides the same.
     """
@@ -34,7 +35,7 @@ class WarmupControl:
 
     @property
     def is_attempt(self) -> bool:
-        """Whether the current epoch is the first one after the warm-up, which may be undone."""
+        """Whether the current epoch is one after the warm-up that may be undone."""
         return self.checkpoint is not None
 
     def continues(self, position: Position, status: WarmupStatus) -> bool:
