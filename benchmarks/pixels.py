@@ -43,8 +43,8 @@ RECALL_COLUMNS = ("test_rsum", "val_rsum", "last_val_rsum", "best_epoch", "epoch
                   "precision", "cuda_graphs")  # fmt: skip
 METHOD_OPTIONS: dict[str, dict[str, Any]] = {
     "infonce": {},
-    "srem": {"complementary_weight": 0.3},
-    "srem-plus": {"complementary_weight": 0.0, "decay": 0.85},
+    "srem": {"complementary_weight": 0.1, "warmup_power": 0.3},
+    "srem-plus": {"complementary_weight": 0.0, "decay": 0.85, "warmup_power": 0.3},
 }
 
 
@@ -64,7 +64,7 @@ def recipe(method: str, *, rate: float, args: argparse.Namespace, cache: str = "
         "training": {
             "epochs": args.epochs - warmup,
             "warmup_epochs": warmup,
-            "decay_after": max(1, round(0.75 * args.epochs) - warmup),
+            "decay_after": 0 if warmup else max(1, round(0.75 * args.epochs)),  # after a warm-up, at its end
             "batch_size": args.batch_size,
             "learning_rate": args.learning_rate,
             "min_crop_area": 0.5,

@@ -75,15 +75,20 @@ def draw_cost(rows: Sequence[dict[str, Any]], stem: Path) -> list[Path]:
             axis.scatter(
                 [p[1] for p in chosen], [p[2] for p in chosen], marker=marker, color=COLORS[networks - 1], label=label
             )
-    for name, cost, recall, _ in points:
-        axis.annotate(name, (cost, recall), textcoords="offset points", xytext=(5, 4), fontsize=8)
+    height = max(p[2] for p in points) - min(p[2] for p in points)
+    above: list[tuple[float, float]] = []  # points with a label above them
+    for name, cost, recall, _ in sorted(points, key=lambda point: -point[2]):
+        overlaps = any(0.6 < cost / x < 1.7 and abs(recall - y) <= 0.05 * height for x, y in above)
+        place = (5, -10) if overlaps else (5, 4)
+        axis.annotate(name, (cost, recall), textcoords="offset points", xytext=place, fontsize=8)
+        above += [] if overlaps else [(cost, recall)]
     axis.set_xscale("log")
     axis.set_xticks([tick for tick in (0.5, 1, 2, 5, 10, 20, 50, 100) if tick <= max(p[1] for p in points)])
     axis.xaxis.set_major_formatter("{x:g}")
     axis.minorticks_off()
     axis.set_xlabel("time of an epoch, relative to InfoNCE")
     axis.set_ylabel("R_sum on the test split")
-    axis.legend(frameon=False, fontsize=9)
+    axis.legend(frameon=False, fontsize=9, loc="lower right")
     return save_figure(figure, stem)
 
 
