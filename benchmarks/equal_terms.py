@@ -42,7 +42,7 @@ from sremkit.config.settings import suggestion
 from sremkit.data.batch import Batch
 from sremkit.data.noise import protocol_label
 from sremkit.data.training_pairs import keep_list_lines, noise_for, read_training_pairs
-from sremkit.errors import UnknownNameError
+from sremkit.errors import UnknownNameError, UserError
 from sremkit.methods import METHODS, Forward
 from sremkit.methods.infonce import InfoNCE
 from sremkit.methods.rcl import RCL
@@ -292,7 +292,12 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="CSV",
         help="take the rows of this file, such as one of fewer seeds; run the others",
     )
-    parser.add_argument("--figure", type=Path, metavar="STEM", help="draw R_sum against cost as STEM.png and STEM.svg")
+    parser.add_argument(
+        "--figure",
+        type=Path,
+        metavar="STEM",
+        help="draw R_sum against cost as STEM.png and STEM.svg, with several noise rates as STEM-RATE.png",
+    )
     parser.add_argument("--noise", default="0.6", help="comma-separated rates")
     parser.add_argument(
         "--protocol", choices=get_args(NoiseProtocol), default="caption", help="noise protocol of the controls"
@@ -318,6 +323,10 @@ def run(args: argparse.Namespace) -> None:
         title = f"controls, {data}, {args.backbone}, noise {protocol_label(args.protocol)}"
         show_table(equal_terms_table(rows, title), args)
     else:
+        if args.trials is not None and (args.overrides or source):
+            raise UserError(
+                "--trials takes rows of the shipped recipes as they are: leave out --set and the path in --data"
+            )
         known = [] if args.trials is None else read_csv(args.trials)
         cells = trial_cells(args.data, args.backbone, args.methods.split(","), rates, args.overrides)
         trials = run_missing(cells, known, args)
@@ -345,8 +354,10 @@ def show_chosen(rows: Sequence[dict[str, Any]], args: argparse.Namespace, *, wri
     show_table(equal_terms_table(rows, title), args, written=written)
     print(f"\n{division_table(rows, title=title).as_text()}")
     if args.figure is not None:
-        for file in draw_cost(rows, args.figure):
-            print(file)
+        by_rate = grouped(rows, "rate")
+        for (rate,), of_rate in by_rate.items():
+            for file in draw_cost(of_rate, Path(f"{args.figure}-{rate:g}") if len(by_rate) > 1 else args.figure):
+                print(file)
 
 
 def _report(row: dict[str, Any]) -> None:

@@ -108,16 +108,25 @@ def test_a_cell_that_fails_takes_no_other_cells_row_with_it(tmp_path: Path, monk
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
-def test_a_subprocess_ends_with_its_parent_even_if_that_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("context", ["grid._cell_context()", "grid.get_context('spawn')"])
+def test_a_subprocess_ends_with_its_parent_even_if_that_is_killed(tmp_path: Path, context: str) -> None:
     file = tmp_path / "process"
-    call = f"run_in_subprocess(os.system, 'echo $PPID > {file}.part; mv {file}.part {file}; exec sleep 20')"
-    parent = subprocess.Popen([sys.executable, "-c", f"import os; from sremkit.bench.grid import *; {call}"])
+    call = f"grid._run_in({context}, os.system, 'echo $PPID > {file}.part; mv {file}.part {file}; exec sleep 20')"
+    parent = subprocess.Popen([sys.executable, "-c", f"import os; from sremkit.bench import grid; {call}"])
     wait_for(file.exists, seconds=60)
     worker = int(file.read_text())
     assert is_running(worker)
     parent.kill()
     parent.wait()
     wait_for(lambda: not is_running(worker), seconds=30)
+
+
+def test_cells_are_forked_only_while_the_environment_is_that_of_the_server(monkeypatch) -> None:
+    monkeypatch.setattr(grid, "_server_environment", None)
+    forked = "forkserver" if sys.platform == "linux" else "spawn"
+    assert [grid._cell_context().get_start_method() for _ in range(2)] == [forked] * 2
+    monkeypatch.setenv("SREMKIT_KERNELS", "plain")  # read at import
+    assert grid._cell_context().get_start_method() == "spawn"
 
 
 def is_running(process: int) -> bool:

@@ -185,7 +185,18 @@ def test_rows_of_a_given_file_are_not_run_again(tmp_path: Path, monkeypatch, cap
     assert main(["--methods", "rcl", "--trials", str(known), "--seeds", "2", "-o", str(out)]) == 0
     assert run == [(3, 0), (1, 1)]
     assert [(row["trial"], row["seed"]) for row in read_csv(out)] == [(0, 0), (1, 0), (2, 0), (3, 0), (1, 1)]
-    assert "two networks" not in capsys.readouterr().out
+    assert main(["--methods", "rcl", "--trials", str(known), "--set", "training.batch_size=64", "-o", str(out)]) == 2
+    assert "leave out --set" in capsys.readouterr().err
+
+
+def test_each_noise_rate_has_a_figure_of_its_own(tmp_path: Path) -> None:
+    cost = {"networks": 1, "seconds_per_epoch": 1.0, "filter_seconds_per_epoch": 0.0, "device": "cpu"}
+    rows = [
+        trial_row(method, 0, 0, 250.0, 255.0) | cost | {"rate": r} for r in (0.4, 0.6) for method in ("infonce", "rcl")
+    ]
+    write_csv(rows, tmp_path / "rows.csv")
+    assert main(["--from", str(tmp_path / "rows.csv"), "--figure", str(tmp_path / "cost")]) == 0
+    assert {file.name for file in tmp_path.glob("*.png")} == {"cost-0.4.png", "cost-0.6.png"}
 
 
 def test_the_table_compares_the_chosen_trials_paired_by_seed(tmp_path: Path, capsys) -> None:

@@ -161,6 +161,33 @@ def test_an_attempt_lasts_until_the_method_is_ready() -> None:
     assert warmups(listener) == [True] * 5 + [False] * 5  # ready after the first epoch of the attempt, which ends it
 
 
+def test_an_attempt_that_goes_on_warns_of_a_collapse_and_one_that_is_undone_costs_no_patience() -> None:
+    listener = Listener()
+    scripted([200, 100, 100, 100, 60, *[59] * 5], listener, first=99).run()  # ends at 60, never ready, stays there
+    assert warmups(listener) == [True] * 5 + [False] * 5
+    assert sum("fallen to 59.0 from 200.0" in warning for warning in listener.warnings) > 0
+    listener = Listener()
+    rsums = [100, 120, 140, 160, 180, 200, 199, 198, 197, 150, *[200 - k for k in range(8)]]
+    scripted(rsums, listener, first=99, epochs=10, patience=5).run()
+    assert warmups(listener) == [True] * 6 + [False] * 4 + [True, False]  # 12 epochs: none is left out
+
+
+def test_whether_an_epoch_ends_ready_is_decided_by_all_of_its_batches() -> None:
+    from sremkit.methods import build_method
+    from sremkit.objectives import SREM
+
+    cold, warm = SREM()(0.5 * torch.eye(8) - 0.1), SREM()(20.0 * torch.eye(8) - 10)
+    method = build_method("srem")
+    method.begin_epoch(0, warmup=True)
+    for terms in (cold, cold, cold, warm):
+        method.monitor.update(terms)
+        assert method.collapse_message() == ""  # a check within the epoch reads the sums
+    assert method.monitor.is_ready()  # as of the last batch alone
+    method.finish_epoch()
+    assert not method.warmup_status().is_ready
+    assert method.monitor.mean_weight == pytest.approx(0.25, abs=0.01)
+
+
 def test_srem_is_monitored_after_its_warm_up_until_an_epoch_ends_ready() -> None:
     from sremkit.methods import build_method
     from sremkit.objectives import SREM

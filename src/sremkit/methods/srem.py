@@ -67,7 +67,7 @@ class SREMMethod(Method, options_of=SREM):
 
     def finish_epoch(self) -> None:
         if self._is_monitored:
-            self.monitor.read()
+            self.monitor.read_all()
 
     def warmup_status(self) -> WarmupStatus:
         """Ready when the weights of the selected pairs are large enough; an ablation without them is always ready."""

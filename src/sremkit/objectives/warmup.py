@@ -64,6 +64,7 @@ class WarmupMonitor:
         self.share_at_end = math.nan  # of the warm-up
         self._sums = torch.zeros(3, dtype=torch.float64)  # weights of selected pairs, selected pairs, pairs
         self._batches = 0  # since the last check
+        self._read = torch.zeros(3, dtype=torch.float64)  # sums that were read since the last `read_all`
 
     @torch.no_grad()
     def update(self, terms: Terms) -> None:
@@ -97,11 +98,24 @@ class WarmupMonitor:
 
     def read(self) -> bool:
         """Read the sums since the last reading without a decision; False if there was no batch."""
-        weights, selected, pairs = self._sums.tolist()
+        sums = self._sums.to("cpu", copy=True)
+        self._sums.zero_()
+        self._read += sums
         self._batches = 0
+        return self._evaluate(sums)
+
+    def read_all(self) -> bool:
+        """Read the sums since the last call of this method, those of readings in between included."""
+        self._read += self._sums.cpu()
+        self._sums.zero_()
+        self._batches = 0
+        sums, self._read = self._read, torch.zeros_like(self._read)
+        return self._evaluate(sums)
+
+    def _evaluate(self, sums: Tensor) -> bool:
+        weights, selected, pairs = sums.tolist()
         if pairs == 0:
             return False
-        self._sums.zero_()
         self.mean_weight = weights / selected if selected else math.nan
         self.share = selected / pairs
         return True
@@ -124,10 +138,11 @@ class WarmupMonitor:
 
     def state_dict(self) -> dict[str, Tensor]:
         values = (float(self.warmup), self.mean_weight, self.share, self.share_at_end, float(self._batches))
-        return {"sums": self._sums, "values": torch.tensor(values, dtype=torch.float64)}
+        return {"sums": self._sums, "read": self._read, "values": torch.tensor(values, dtype=torch.float64)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self._sums = state["sums"].clone()
+        self._read = state.get("read", torch.zeros(3, dtype=torch.float64)).cpu().clone()  # newer than the others
         warmup, self.mean_weight, self.share, self.share_at_end, batches = state["values"].tolist()
         self.warmup, self._batches = bool(warmup), int(batches)
 

@@ -210,7 +210,8 @@ class Trainer:
         row["time/validate_seconds"] = time.perf_counter() - started
         row["time/pairs_per_second"] = len(self.batches.pairs) / max(position.train_seconds, 1e-9)
         self._keep_if_best(metrics.get("rsum", float(position.step)), row)
-        if not warmup and not self.warmup.is_attempt:  # a failed attempt is reported as such
+        failure = self.warmup.failure(position, metrics) if self.warmup.is_attempt else ""
+        if not warmup and not failure:  # a failed attempt is reported as such
             for sentence in collapse_warnings(metrics, best_rsum=position.best_score):
                 self.reporter.warn(sentence)
         if self.rank == 0 and self.folder is not None:
@@ -226,7 +227,7 @@ class Trainer:
         if warmup and not self.schedule.is_warmup(position):
             self._finish_warmup(metrics)
         elif self.warmup.is_attempt:
-            self._return_to_warmup(self.warmup.failure(position, metrics))
+            self._return_to_warmup(failure)
             if self.method.warmup_status().is_ready:  # else the attempt lasts: a collapse can take several epochs
                 self.warmup.checkpoint, position.warmup_rsum = None, None
 

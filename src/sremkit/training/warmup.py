@@ -64,6 +64,7 @@ class WarmupControl:
         gave_up = position.failed_attempts >= MAX_ATTEMPTS
         position.warmup_epochs = last if gave_up else min(position.epoch + further, last)
         position.warmup_rsum = None
+        position.epochs_without_gain = 0  # patience counts from the end of the warm-up
         rest = "for the rest of the run" if gave_up or position.warmup_epochs == last else "for now"
         return (
             f"training after the warm-up failed: {why}. The weights of the end of the warm-up are restored, and the "
