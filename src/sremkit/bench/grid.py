@@ -65,7 +65,7 @@ NEWER_SETTINGS: dict[str, dict[str, Any]] = {
 
 P = ParamSpec("P")
 R = TypeVar("R")
-#: Environment variables of the fork server, which starts with the first cell that runs beside others.
+#: Environment variables of the fork server, which starts with the first grid of several jobs.
 _server_environment: dict[str, str] | None = None
 RunCell = Callable[[Recipe, int | None, Path | None], dict[str, Any]]
 
