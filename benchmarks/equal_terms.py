@@ -340,12 +340,15 @@ def run_missing(
     cells: Sequence[Cell], known: Sequence[dict[str, Any]], args: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """A row for each cell, from `known` where it is there."""
-    names = ("data", "backbone", "method", "rate", "trial", "seed")
-    finished = {tuple(row[name] for name in names): row for row in known}
-    missing = [cell for cell in cells if tuple(cell[0][name] for name in names) not in finished]
-    for row in run_grid(missing, args.out.with_suffix(".cells"), jobs=args.jobs, on_row=_report):
-        finished[tuple(row[name] for name in names)] = row
-    return [finished[tuple(labels[name] for name in names)] for labels, _ in cells]
+
+    def place(row: dict[str, Any]) -> tuple:
+        return tuple(row[name] for name in ("data", "backbone", "method", "rate", "trial", "seed"))
+
+    finished = {place(row): row for row in known}
+    missing = [cell for cell in cells if place(cell[0]) not in finished]
+    rows = run_grid(missing, args.out.with_suffix(".cells"), jobs=args.jobs, on_row=_report)
+    finished |= {place(row): row for row in rows}
+    return [finished[place(labels)] for labels, _ in cells]
 
 
 def show_chosen(rows: Sequence[dict[str, Any]], args: argparse.Namespace, *, written: bool = True) -> None:

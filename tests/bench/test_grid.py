@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from processes import is_alive
 from small_recipes import TINY, tiny
 from sremkit.bench import grid
 from sremkit.bench.differences import NOTE
@@ -114,11 +115,11 @@ def test_a_subprocess_ends_with_its_parent_even_if_that_is_killed(tmp_path: Path
     call = f"grid._run_in({context}, os.system, 'echo $PPID > {file}.part; mv {file}.part {file}; exec sleep 20')"
     parent = subprocess.Popen([sys.executable, "-c", f"import os; from sremkit.bench import grid; {call}"])
     wait_for(file.exists, seconds=60)
-    worker = int(file.read_text())
-    assert is_running(worker)
+    worker = file.read_text().strip()
+    assert is_alive(worker)
     parent.kill()
     parent.wait()
-    wait_for(lambda: not is_running(worker), seconds=30)
+    wait_for(lambda: not is_alive(worker), seconds=30)
 
 
 def test_cells_are_forked_only_while_the_environment_is_that_of_the_server(monkeypatch) -> None:
@@ -127,13 +128,6 @@ def test_cells_are_forked_only_while_the_environment_is_that_of_the_server(monke
     assert [grid._cell_context().get_start_method() for _ in range(2)] == [forked] * 2
     monkeypatch.setenv("SREMKIT_KERNELS", "plain")  # read at import
     assert grid._cell_context().get_start_method() == "spawn"
-
-
-def is_running(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def wait_for(condition: Callable[[], bool], *, seconds: float) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from layouts import write_image
+from processes import is_alive
 from sremkit.cli.features import ExtractionProgress
 from sremkit.cli.main import main
 from sremkit.data import read_pairs
@@ -79,13 +80,6 @@ def test_a_table_becomes_features_that_a_model_is_trained_on(tmp_path: Path, cap
     overrides = [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
     assert main(["train", "flickr8k-dual-srem", "-o", str(tmp_path / "run"), *overrides]) == 0
     assert "on 11 pairs" in capsys.readouterr().out
-
-
-def is_alive(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")

@@ -106,9 +106,7 @@ class WarmupMonitor:
 
     def read_all(self) -> bool:
         """Read the sums since the last call of this method, those of readings in between included."""
-        self._read += self._sums.cpu()
-        self._sums.zero_()
-        self._batches = 0
+        self.read()
         sums, self._read = self._read, torch.zeros_like(self._read)
         return self._evaluate(sums)
 
