@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sremkit.data.batch import Batch
@@ -26,40 +25,42 @@ class TypeObserver:
     def __init__(self, pair_type: np.ndarray) -> None:
         self.pair_type = torch.as_tensor(pair_type)
         self.weight = torch.full((len(pair_type),), float("nan"))  # the last reported weight of each pair
-        self._reset()
-
-    def _reset(self) -> None:
+        self.types = torch.arange(len(TYPES))
         self.sums = torch.zeros(4, len(TYPES), dtype=torch.float64)  # pairs, selected, weight, pull
-        self.selects = self.weighs = False
+        self.reports = torch.zeros(2)  # batches with a report of the selection, and of weights
 
     def step(self, batch: Batch, loss: Loss, pull: Tensor | None = None) -> None:
         """Add one batch; a report of both directions counts half each."""
         device = batch.pair_id.device
-        self.pair_type, self.weight, self.sums = (t.to(device) for t in (self.pair_type, self.weight, self.sums))
-        one_hot = F.one_hot(self.pair_type[batch.pair_id], len(TYPES)).double()  # (b, 3)
+        if self.sums.device != device:
+            moved = (t.to(device) for t in (self.pair_type, self.types, self.weight, self.sums, self.reports))
+            self.pair_type, self.types, self.weight, self.sums, self.reports = moved
+        one_hot = (self.pair_type[batch.pair_id][:, None] == self.types).double()  # (b, 3)
         selected, weight = (
             _mean_of_directions(None if loss.report is None else getattr(loss.report, name))
             for name in ("clean", "weight")
         )
-        self.selects |= selected is not None
-        self.weighs |= weight is not None
+        for reported, x in zip(self.reports, (selected, weight), strict=True):
+            reported.add_(x is not None)
         if weight is not None:
             self.weight[batch.pair_id] = weight.float()
         none = one_hot.new_zeros(len(one_hot))
         values = [none + 1, *(none if x is None else x.double() for x in (selected, weight, pull))]
-        self.sums = self.sums + torch.stack(values) @ one_hot  # (4, 3)
+        self.sums += torch.stack(values) @ one_hot  # (4, 3)
 
     def finish_epoch(self) -> dict[str, float]:
         """For each type the share that was selected, the mean weight, where reported, and its share of all pull."""
         pairs, selected, weight, pull = self.sums
         shares: dict[str, Tensor] = {}
-        if self.selects:
+        selects, weighs = self.reports.tolist()
+        if selects:
             shares["selected"] = selected / pairs
-        if self.weighs:
+        if weighs:
             shares["weight"] = weight / pairs
         if pull.sum() > 0:
             shares["pull"] = pull / pull.sum()
-        self._reset()
+        self.sums.zero_()
+        self.reports.zero_()
         return {
             f"{name}_{pair_type}": value
             for name, values in shares.items()
@@ -67,13 +68,13 @@ class TypeObserver:
         }
 
     def state(self) -> dict[str, float]:
-        flags = {"selects": self.selects, "weighs": self.weighs}
-        return {str(k): value for k, value in enumerate(self.sums.flatten().tolist())} | flags
+        reports = dict(zip(("selects", "weighs"), self.reports.tolist(), strict=True))
+        return {str(k): value for k, value in enumerate(self.sums.flatten().tolist())} | reports
 
     def load_state(self, state: dict[str, float]) -> None:
         sums = [state[str(k)] for k in range(self.sums.numel())]
-        self.sums = torch.tensor(sums, dtype=torch.float64).view(-1, len(TYPES))
-        self.selects, self.weighs = bool(state["selects"]), bool(state["weighs"])
+        self.sums.copy_(torch.tensor(sums, dtype=torch.float64).view(-1, len(TYPES)))
+        self.reports.copy_(torch.tensor([state["selects"], state["weighs"]]))
 
 
 def _mean_of_directions(values: Tensor | tuple[Tensor, Tensor] | None) -> Tensor | None:

@@ -52,33 +52,31 @@ class NoiseObserver:
         self.true_image = torch.as_tensor(true_image)
         if changed is not None:
             self.true_image = torch.where(torch.as_tensor(changed), MISSING, self.true_image)
-        self._reset()
-
-    def _reset(self) -> None:
-        self.selected = torch.zeros(2)  # of wrong pairs, of all; both directions
+        # Of wrong pairs and of all; selected pairs are counted in both directions.
+        self.selected = torch.zeros(2)
         self.pull = torch.zeros(2, dtype=torch.float64)
         self.gradients = torch.zeros(2, dtype=torch.float64)
         self.reports_gradients = False
 
     def step(self, batch: Batch, loss: Loss, pull: Tensor | None = None) -> None:
-        """Add one batch. All sums stay on the device.
+        """Add one batch. All sums stay on the device and are changed in place, so that CUDA graphs can replay it.
 
         Args:
             pull: (b,) how strongly the loss pulled each given pair together; available for every method.
         """
-        self.true_image = self.true_image.to(batch.pair_id.device)
+        if self.true_image.device != batch.pair_id.device:
+            self._move_to(batch.pair_id.device)
         wrong = self.true_image[batch.pair_id] != batch.image_id
         if pull is not None:
             pull = pull.double()
-            self.pull = self.pull.to(pull.device) + torch.stack([(pull * wrong).sum(), pull.sum()])
+            self.pull += torch.stack([(pull * wrong).sum(), pull.sum()])
         report = loss.report
         if report is not None and report.active is not None:
-            self.gradients = self.gradients.to(wrong.device) + positive_gradients(report, wrong)
-            self.reports_gradients = True
+            self.gradients += positive_gradients(report, wrong)
+            self.reports_gradients = True  # by this method; it is not forgotten, because a replay does not set it again
         if report is not None and report.clean is not None:
             clean = torch.stack(_directions(report.clean))  # (directions, b)
-            counts = torch.stack([(clean & wrong).sum(), clean.sum()]).float()
-            self.selected = self.selected.to(counts.device) + counts
+            self.selected += torch.stack([(clean & wrong).sum(), clean.sum()]).float()
 
     def finish_epoch(self) -> dict[str, float]:
         """The ratios of the epoch: of the pull for every method, the others for methods that select pairs."""
@@ -90,6 +88,14 @@ class NoiseObserver:
         self._reset()
         return metrics
 
+    def _reset(self) -> None:
+        for sums in (self.selected, self.pull, self.gradients):
+            sums.zero_()
+
+    def _move_to(self, device: torch.device) -> None:
+        self.true_image = self.true_image.to(device)
+        self.selected, self.pull, self.gradients = (t.to(device) for t in (self.selected, self.pull, self.gradients))
+
     def state(self) -> dict[str, float]:
         """For a checkpoint within an epoch."""
         state = dict(zip(("selected_wrong", "selected"), self.selected.tolist(), strict=True))
@@ -100,11 +106,12 @@ class NoiseObserver:
 
     def load_state(self, state: dict[str, float]) -> None:
         self._reset()
-        self.selected = torch.tensor([state["selected_wrong"], state["selected"]])
-        self.pull = torch.tensor([state["noisy_pull"], state["pull"]], dtype=torch.float64)
+        self.selected.copy_(torch.tensor([state["selected_wrong"], state["selected"]]))
+        self.pull.copy_(torch.tensor([state["noisy_pull"], state["pull"]], dtype=torch.float64))
         self.reports_gradients = "all_gradient" in state
         if self.reports_gradients:
-            self.gradients = torch.tensor([state["noisy_gradient"], state["all_gradient"]], dtype=torch.float64)
+            gradients = [state["noisy_gradient"], state["all_gradient"]]
+            self.gradients.copy_(torch.tensor(gradients, dtype=torch.float64))
 
 
 class DivisionObserver(NoiseObserver):
@@ -122,25 +129,31 @@ class DivisionObserver(NoiseObserver):
     def __init__(self, true_image: np.ndarray, given_image: np.ndarray) -> None:
         self.is_noisy = true_image != given_image
         super().__init__(true_image)
-
-    def _reset(self) -> None:
-        super()._reset()
         self.clean = torch.zeros(len(self.is_noisy), dtype=torch.bool)
         self.score = torch.full((len(self.is_noisy),), float("nan"))  # NaN before a report on the pair
         self.rematched = torch.zeros(2)  # texts with their own image, all
+
+    def _reset(self) -> None:
+        super()._reset()
+        self.clean.zero_()
+        self.score.fill_(float("nan"))
+        self.rematched.zero_()
+
+    def _move_to(self, device: torch.device) -> None:
+        super()._move_to(device)
+        self.clean, self.score, self.rematched = (t.to(device) for t in (self.clean, self.score, self.rematched))
 
     def step(self, batch: Batch, loss: Loss, pull: Tensor | None = None) -> None:
         super().step(batch, loss, pull)
         report = loss.report
         if report is None:
             return
-        pair_id, device = batch.pair_id, batch.pair_id.device
+        pair_id = batch.pair_id
         if report.rematched is not None:
             image = report.rematched
             right = (image == self.true_image[pair_id]) & (image >= 0)
-            self.rematched = self.rematched.to(device) + torch.stack([right.sum(), (image >= 0).sum()])
+            self.rematched += torch.stack([right.sum(), (image >= 0).sum()])
         if report.clean is not None:
-            self.clean, self.score = self.clean.to(device), self.score.to(device)
             self.clean[pair_id], self.score[pair_id] = _verdicts(report)
 
     def finish_epoch(self) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -106,6 +106,14 @@ class Method(TakesOptions):
 
     def finish_epoch(self) -> None:
         """Called after the last batch of an epoch."""
+
+    def graph_key(self) -> Hashable:
+        """What a captured step depends on, apart from weights and from tensors that are only written in place.
+
+        Called after `begin_epoch`. CUDA graphs are replayed in later epochs too, as long as it stays the same; with
+        None they are captured anew in each epoch.
+        """
+        return None
 
     def warmup_status(self) -> WarmupStatus:
         """Called after each epoch of the warm-up."""

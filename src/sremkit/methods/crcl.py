@@ -13,7 +13,7 @@ Reference: Qin et al., Cross-modal Active Complementary Learning with Self-refin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -87,6 +87,9 @@ class CRCL(Method):
                 raise ValueError("CRCL with restarts initialises the network again; start it with `restart`")
             self.restart()
         self.epochs += 1
+
+    def graph_key(self) -> Hashable:
+        return self._learns_labels()
 
     def loss(self, forward: Forward, batch: Batch, *, warmup: bool) -> Loss:
         scores = similarity_of(forward(batch), self.similarity) / self.temperature

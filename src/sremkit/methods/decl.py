@@ -9,6 +9,7 @@ target of a noisy pair is that nothing in the batch matches. In the warm-up ever
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -78,6 +79,9 @@ class DECL(Method):
                 similarity = self._similarity(self.matcher(batch))
                 found = evidence(similarity, temperature=self.temperature)
                 self.clean[batch.pair_id] = has_most_evidence(found, valid=self._valid(batch))
+
+    def graph_key(self) -> Hashable:
+        return ()  # the pairs are divided and the updates counted in place
 
     def loss(self, forward: Forward, batch: Batch, *, warmup: bool) -> Loss:
         similarity = self._similarity(forward(batch))

@@ -14,6 +14,7 @@ Reference: Zhao et al., Mitigating Noisy Correspondence by Geometrical Structure
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -108,6 +109,9 @@ class GSC(Method):
             parts={"contrast": contrast.detach(), "structure": structure.detach()},
             report=PairReport(clean=label > 0.5, weight=label.float()),
         )
+
+    def graph_key(self) -> Hashable:
+        return ()  # labels are updated in place
 
     def finish_epoch(self) -> None:
         """Update the labels with what the epoch's batches have shown."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -30,6 +31,9 @@ class Hinge(Method):
     similarity: Similarity = "sigmoid"
     margin: float = 0.2
     mask_repeated_images: bool = True
+
+    def graph_key(self) -> Hashable:
+        return ()
 
     def loss(self, forward: Forward, batch: Batch, *, warmup: bool) -> Loss:
         scores = similarity_of(forward(batch), self.similarity)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import ClassVar
 
 from sremkit.data.batch import Batch
@@ -15,6 +16,9 @@ class InfoNCE(Method):
     """Plain training: symmetric cross-entropy over the batch; no defence against wrong pairs."""
 
     has_warmup: ClassVar[bool] = False
+
+    def graph_key(self) -> Hashable:
+        return ()
 
     def loss(self, forward: Forward, batch: Batch, *, warmup: bool) -> Loss:
         logits = forward(batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -36,6 +37,9 @@ class RCL(Method):
     @classmethod
     def example_options(cls) -> dict[str, Any]:
         return {"similarity": "logit", "temperature": 0.5}  # the published temperature saturates cosines
+
+    def graph_key(self) -> Hashable:
+        return ()
 
     def loss(self, forward: Forward, batch: Batch, *, warmup: bool) -> Loss:
         scores = similarity_of(forward(batch), self.similarity)

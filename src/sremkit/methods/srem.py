@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any, ClassVar
 
 import torch
@@ -55,6 +56,9 @@ class SREMMethod(Method, options_of=SREM):
             self.monitor.warmup, self.monitor.share_at_end = False, self.monitor.share
         elif warmup:
             self.monitor.warmup = True
+
+    def graph_key(self) -> Hashable:
+        return self._is_monitored
 
     def loss(self, forward: Forward, batch: Batch, *, warmup: bool) -> Terms:
         image_ids = batch.image_id if self.mask_repeated_images else None

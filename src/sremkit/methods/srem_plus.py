@@ -21,6 +21,7 @@ not be scored again.
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -133,8 +134,11 @@ class SREMPlusMethod(Method):
             top_k = math.ceil(self.rematch_top_k / self.rematch_every)  # of the texts that are due
             best = best_images(matcher, images, texts, top_k=top_k)
             self.image_of_text[texts_due] = torch.where(best.is_mutual, best.image, given[texts_due])
-        self.rematched = (self.image_of_text != given).to(self.clean_prob.device)
+        self.rematched.copy_(self.image_of_text != given)
         assign_images(self.image_of_text)
+
+    def graph_key(self) -> Hashable:
+        return ()  # clean probabilities and re-matched texts are written in place
 
     def loss(self, forward: Forward, batch: Batch, *, warmup: bool) -> Loss:
         logits = forward(batch).float() / self.temperature
@@ -185,7 +189,7 @@ class SREMPlusMethod(Method):
         clean_prob = torch.ones_like(self.clean_prob)
         if not self.all_clean and mixture.separation >= self.min_separation:
             clean_prob[known] = mixture.upper_probability(memory.cpu()).to(clean_prob) ** self.clean_prob_power
-        self.clean_prob = clean_prob
+        self.clean_prob.copy_(clean_prob)
 
     def warmup_status(self) -> WarmupStatus:
         finding = ""

@@ -139,7 +139,7 @@ class WarmupMonitor:
         return {"sums": self._sums, "read": self._read, "values": torch.tensor(values, dtype=torch.float64)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self._sums = state["sums"].clone()
+        self._sums = state["sums"].to(self._sums.device, copy=True)  # a captured step cannot move it to the device
         self._read = state.get("read", torch.zeros(3, dtype=torch.float64)).cpu().clone()  # newer than the others
         warmup, self.mean_weight, self.share, self.share_at_end, batches = state["values"].tolist()
         self.warmup, self._batches = bool(warmup), int(batches)

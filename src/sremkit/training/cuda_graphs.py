@@ -1,9 +1,10 @@
 """Training steps that are captured once and replayed as CUDA graphs.
 
 A step of a small model is hundreds of short kernels, which the host launches more slowly than the device runs them. A
-graph launches them together. It contains no decisions of Python, and its shapes are fixed. So graphs are captured anew
-in each epoch, when learning rate and state of the method may have changed; texts are padded to a few widths; and the
-first steps of each shape run eagerly, which also initialises libraries.
+graph launches them together, with the metrics and statistics of the step. It contains no decisions of Python, and its
+shapes are fixed. So graphs are captured anew when the learning rate, the warm-up or what else the method's steps depend
+on has changed (`Method.graph_key`); texts are padded to a few widths; and the first steps of each shape run eagerly,
+which also initialises libraries.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,18 @@ from sremkit.training.run_folder import RunFolder
 COLUMNS = ("energy_i2t", "energy_t2i", "clean_i2t", "clean_t2i", "weight_i2t", "weight_t2i")
 
 
+class StepValues(NamedTuple):
+    """The metrics of a step, on the device."""
+
+    pair_id: Tensor  # (b,) of all processes
+    names: tuple[str, ...]
+    values: Tensor  # (names,) float32
+
+    @classmethod
+    def of(cls, pair_id: Tensor, metrics: dict[str, Tensor]) -> StepValues:
+        return cls(pair_id, tuple(metrics), torch.stack([value.detach().float() for value in metrics.values()]))
+
+
 class StepMetrics:
     """The loss and its parts of the last step, read while the next one is computed. The loss is the first entry."""
 
@@ -28,12 +40,11 @@ class StepMetrics:
         self._pair_ids = pair_ids
         self._folder = folder
         #: Step, ids of its pairs, names, and values (names,) on the device.
-        self._pending: tuple[int, Tensor, list[str], Tensor] | None = None
+        self._pending: tuple[int, Tensor, tuple[str, ...], Tensor] | None = None
 
-    def put(self, step: int, pair_id: Tensor, metrics: dict[str, Tensor]) -> None:
-        """Keep the metrics of this step; those of the step before must have been read."""
-        values = torch.stack([value.detach().float() for value in metrics.values()])
-        self._pending = (step, pair_id, list(metrics), values)
+    def put(self, step: int, pair_id: Tensor, metrics: StepValues) -> None:
+        """Keep the metrics of this step, copied; those of the step before must have been read."""
+        self._pending = (step, pair_id, metrics.names, metrics.values.clone())
 
     def add_to(self, sums: dict[str, float]) -> None:
         """Add the pending metrics to these sums, if there are any; raise if the loss has diverged."""
@@ -69,30 +80,31 @@ class PairStatistics:
         self.pair_ids = pair_ids
         self.device = device
         self._id_column: Any = None  # built for the first file: the ids are the same in all of them
-        self.clear()
+        self.table = torch.full((len(pair_ids), len(COLUMNS)), float("nan"), device=device)
 
     def clear(self) -> None:
-        self.table = torch.full((len(self.pair_ids), len(COLUMNS)), float("nan"), device=self.device)
-        self.is_empty = True
+        self.table.fill_(float("nan"))
+
+    def is_empty(self) -> bool:
+        """Whether nothing was reported of any pair."""
+        return bool(self.table.isnan().all())
 
     def update(self, pair_id: Tensor, report: PairReport | None) -> None:
-        """Add one batch; without a report the table stays empty."""
+        """Add one batch, in place, so that CUDA graphs can replay it; without a report the table stays empty."""
         if report is None:
             return
         unknown = torch.full(pair_id.shape, float("nan"), device=self.device)
         fields = (report.energy, report.clean, report.weight)
         columns = [c for field in fields for c in both_directions(unknown if field is None else field)]
         self.table[pair_id] = torch.stack([column.float() for column in columns], dim=1)  # (b, 6)
-        self.is_empty = False
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {} if self.is_empty else {"table": self.table}
+        return {} if self.is_empty() else {"table": self.table}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.clear()
         if state:
-            self.table = state["table"].to(self.device)
-            self.is_empty = False
+            self.table.copy_(state["table"])
 
     def write_epoch(self, folder: Path, epoch: int, *, keep: int) -> None:
         """Write the table of this epoch, and delete all but the last `keep` files of the folder."""
@@ -104,7 +116,7 @@ class PairStatistics:
 
     def write(self, path: Path) -> None:
         """Write the table as Parquet, without the columns that the method does not report; NaN becomes null."""
-        if self.is_empty:
+        if self.is_empty():
             return
         pyarrow = require("pyarrow", extra="train", purpose="write per-pair statistics")
         parquet = require("pyarrow.parquet", extra="train", purpose="write per-pair statistics")

@@ -7,8 +7,9 @@ whole step runs eagerly, or is replayed as a CUDA graph (`training/cuda_graphs.p
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ from sremkit.objectives import Loss
 from sremkit.training.cuda_graphs import GraphedSteps, uses_cuda_graphs
 from sremkit.training.distributed import JointForward, all_reduce_gradients, all_reduce_sum, join_ids
 from sremkit.training.execution import run_or_repeat
+
+Record = TypeVar("Record")  # what is kept of a step
 
 
 @dataclass(frozen=True)
@@ -94,30 +97,40 @@ class OptimizerStep:
         return autocast(self.settings.precision, self.device)
 
 
-class StepRunner:
+class StepRunner(Generic[Record]):
     """Runs the optimizer step as its settings say: eager, compiled or as a replayed CUDA graph, in its precision.
 
     Args:
         step: with settings without "auto".
+        record: what is kept of the result of a step. It is part of the CUDA graph, so it does not wait for the device,
+            and changes tensors in place only.
         given: the settings before "auto" was resolved; what they leave to "auto" falls back to eager steps.
         process: rank and number of processes.
         warn: called with a sentence.
     """
 
     def __init__(
-        self, step: OptimizerStep, given: TrainingSettings, *, process: tuple[int, int], warn: Callable[[str], None]
+        self,
+        step: OptimizerStep,
+        record: Callable[[StepResult], Record],
+        given: TrainingSettings,
+        *,
+        process: tuple[int, int],
+        warn: Callable[[str], None],
     ) -> None:
         self.step, self.settings, self.device, self.warn = step, step.settings, step.device, warn
-        self.graphed: GraphedSteps[StepResult] | None = None
+        self.record = record
+        self.graphed: GraphedSteps[Record] | None = None
         if uses_cuda_graphs(self.settings, step.matcher, step.method, process, self.device):
             fall_back = self._fall_back_from_graphs if given.cuda_graphs == "auto" else None
             self.graphed = GraphedSteps(self._run, self.device, can_capture=self._kernels_support, on_failure=fall_back)
         self.may_fall_back = given.compile == "auto" and bool(self.settings.compile)
         self._has_warned_of_kernels = False
+        self._graph_key: Hashable = None  # what the present graphs depend on
         self._warmup = self._is_float32 = False  # of the present step
 
-    def __call__(self, batch: Batch, number: int, *, warmup: bool) -> StepResult:
-        """Train on one batch. With CUDA graphs the result is valid until the next step.
+    def __call__(self, batch: Batch, number: int, *, warmup: bool) -> Record:
+        """Train on one batch. With CUDA graphs the tensors of the record are valid until the next step.
 
         Args:
             number: of steps that the weights were trained for before.
@@ -131,18 +144,26 @@ class StepRunner:
             return self.graphed.eager(batch)
         return self.graphed(batch)
 
+    def begin_epoch(self, key: Hashable) -> None:
+        """Keep the CUDA graphs of the epoch before if they were captured under the same key; None is never the same."""
+        if key is None or key != self._graph_key:
+            self.reset()
+        self._graph_key = key
+
     def reset(self) -> None:
-        """Capture anew from now on: learning rate, weights or state of the method were changed outside of steps."""
+        """Capture anew from now on: what a step depends on was replaced outside of steps."""
+        self._graph_key = None
         if self.graphed is not None:
             self.graphed.reset()
 
-    def _run(self, batch: Batch) -> StepResult:
+    def _run(self, batch: Batch) -> Record:
         def step() -> StepResult:
             return self.step(batch, warmup=self._warmup, precision="float32" if self._is_float32 else None)
 
         if not self.may_fall_back or (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-            return step()
-        return run_or_repeat(step, self.step.matcher, self.step.method, self.device, self._fall_back_from_compile)
+            return self.record(step())
+        matcher, method = self.step.matcher, self.step.method
+        return self.record(run_or_repeat(step, matcher, method, self.device, self._fall_back_from_compile))
 
     def _fall_back_from_compile(self, why: str) -> None:
         run_eagerly(self.step.matcher)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
@@ -29,11 +29,11 @@ from sremkit.training.checkpoint import of_another_model, prefixed, without_pref
 from sremkit.training.diagnostics import StoppedError, StopRequest, collapse_warnings, stop_message, writing_to
 from sremkit.training.distributed import all_reduce_max
 from sremkit.training.execution import describe_execution, deterministic_algorithms, resolve_execution
-from sremkit.training.metrics import PairStatistics, StepMetrics, device_time, selection_metrics
+from sremkit.training.metrics import PairStatistics, StepMetrics, StepValues, device_time, selection_metrics
 from sremkit.training.reporters import Observer, Reporter
 from sremkit.training.run_folder import RunFolder
 from sremkit.training.state import Position, RunState, Schedule, seed_generators
-from sremkit.training.step import EMA, OptimizerStep, StepRunner
+from sremkit.training.step import EMA, OptimizerStep, StepResult, StepRunner
 from sremkit.training.warmup import WarmupControl
 
 CONTINUE, SAVE, STOP = range(3)  # after a step
@@ -79,7 +79,9 @@ class Trainer:
             len(batches.pairs), seed=settings.seed, min_area=settings.min_crop_area, flip=settings.flip
         )
         self.step = OptimizerStep(self.matcher, method, settings, device=device, world=self.world)
-        self.run_step = StepRunner(self.step, self.given, process=process, warn=lambda why: self.reporter.warn(why))
+        self.run_step = StepRunner(
+            self.step, self._record, self.given, process=process, warn=lambda why: self.reporter.warn(why)
+        )
         self.optimizer = self.step.optimizer
         self.ema = EMA(self.matcher, settings.ema_decay) if settings.ema_decay else None
         self._compile_clock = CompileClock()
@@ -144,33 +146,45 @@ class Trainer:
     def _begin_epoch(self, epoch: int) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.learning_rate(self.position)
-        self.run_step.reset()
         if self.position.step_in_epoch > 0:
             return  # resumed within this epoch: the state of the method is from after its beginning
         started = device_time(self.device)
         with self.step.autocast():
             self.method.begin_epoch(epoch, warmup=self.schedule.is_warmup(self.position))
         self.position.filter_seconds = device_time(self.device) - started
+        self.run_step.begin_epoch(self._graph_key())
+
+    def _graph_key(self) -> Hashable:
+        """What CUDA graphs of this epoch depend on; None if they cannot be kept for the next one."""
+        of_method = self.method.graph_key()
+        if of_method is None:
+            return None
+        return self.schedule.is_warmup(self.position), self.schedule.learning_rate(self.position), of_method
 
     def _update(self, batch: Batch) -> None:
         """One step of the optimizer, with its metrics and statistics."""
         age = self.position.step - self.position.restarted_at  # in steps, of the present weights
-        result = self.run_step(batch, age, warmup=self.schedule.is_warmup(self.position))
+        values = self.run_step(batch, age, warmup=self.schedule.is_warmup(self.position))
         # The metrics of the step before: they have reached the host while this step was launched.
         self.step_metrics.add_to(self.position.sums)
         self.position.step += 1
         self.position.step_in_epoch += 1
         if self.ema is not None:
             self.ema.update(self.matcher, age + 1)
-        self.statistics.update(result.batch.pair_id, result.loss.report)
-        if self.observer is not None:
-            self.observer.step(result.batch, result.loss, result.pull)
-        metrics = {"loss": result.total, **result.loss.parts, **result.extra_losses}
         # The tensors of a CUDA graph are overwritten by the next step, so the given pair numbers are kept.
-        pair_id = result.batch.pair_id if self.run_step.graphed is None else batch.pair_id
-        self.step_metrics.put(self.position.step, pair_id, metrics | selection_metrics(result.loss.report))
+        pair_id = values.pair_id if self.run_step.graphed is None else batch.pair_id
+        self.step_metrics.put(self.position.step, pair_id, values)
         if self.device.type == "cpu":
             self.step_metrics.add_to(self.position.sums)
+
+    def _record(self, result: StepResult) -> StepValues:
+        """Observe a step, and return its metrics; part of its CUDA graph."""
+        pair_id, report = result.batch.pair_id, result.loss.report
+        self.statistics.update(pair_id, report)
+        if self.observer is not None:
+            self.observer.step(result.batch, result.loss, result.pull)
+        metrics = {"loss": result.total, **result.loss.parts, **result.extra_losses, **selection_metrics(report)}
+        return StepValues.of(pair_id, metrics)
 
     def _save_or_stop(self, stop: StopRequest) -> None:
         """Save if it is time for a checkpoint, or if a signal reached any process; then stop."""

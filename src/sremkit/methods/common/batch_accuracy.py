@@ -23,12 +23,13 @@ class BatchAccuracy:
     """The share of pairs that are ranked first in their batch, per epoch. Counts stay on the device until its end."""
 
     def __init__(self) -> None:
+        self._sums = torch.zeros(3, dtype=torch.float64)  # ranked first, expected by chance, queries
         self.reset()
 
     def reset(self) -> None:
         self.accuracy = math.nan  # of the last epoch
         self.chance = math.nan  # expected accuracy of random scores in the last epoch
-        self._sums = torch.zeros(3, dtype=torch.float64)  # ranked first, expected by chance, queries
+        self._sums.zero_()
         self._is_empty = True
 
     @torch.no_grad()
@@ -83,7 +84,7 @@ class BatchAccuracy:
         """Restore a state; one without this entry was saved outside of a warm-up."""
         self.reset()
         if "batch_accuracy/sums" in state:
-            self._sums = state["batch_accuracy/sums"].clone()
+            self._sums.copy_(state["batch_accuracy/sums"])
             self._is_empty = False
 
 

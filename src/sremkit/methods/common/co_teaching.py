@@ -11,6 +11,7 @@ Clean pairs have clean pairs as negatives and noisy pairs noisy ones, as if they
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -115,6 +116,9 @@ class CoTeaching(Method):
                 self.clean[network] = clean
         self.num_splits += 1
 
+    def graph_key(self) -> Hashable:
+        return self._learns_noisy()  # the pairs are divided in place
+
     def loss(self, forward: Forward, batch: Batch, *, warmup: bool) -> Loss:
         scores = similarity_of(forward(batch), self.similarity)  # (2, b, b)
         valid = self._valid(batch)
@@ -122,7 +126,7 @@ class CoTeaching(Method):
             hinges = torch.stack([self.warmup_hinges(s, valid) for s in scores])  # (2, b)
             return Loss(total=hinges.sum(), parts={"hinge": hinges.detach().mean()})
         predictions = self._predict(batch)
-        with_noisy = self.num_splits > self.noisy_after  # constant within an epoch
+        with_noisy = self._learns_noisy()
         losses, labels, clean = [], [], []
         for network in (0, 1):
             split = self._split(batch, valid, by=1 - network)
@@ -149,6 +153,10 @@ class CoTeaching(Method):
         self.probability = state["probability"].to(self.probability)
         self.clean = state["clean"].to(self.clean)
         self.num_splits = int(state["num_splits"])
+
+    def _learns_noisy(self) -> bool:
+        """Whether noisy pairs are trained on; constant within an epoch."""
+        return self.num_splits > self.noisy_after
 
     @torch.no_grad()
     def _scan_losses(self, round_: int) -> Tensor:
