@@ -17,11 +17,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.commands import make_parser, run_command
+from sremkit.bench.grid import write_csv
 from sremkit.bench.tables import Table
 from sremkit.config.recipes import Recipe, load_recipe
 from sremkit.errors import UserError
@@ -171,25 +173,28 @@ def run_recipe(recipe: Recipe, *, recapture: bool, profile: bool) -> list[dict[s
 
 
 def run(args: argparse.Namespace) -> None:
-    table = Table(
-        "seconds of an epoch", ["recipe", "graphs", "epoch", *(name for name, _ in COLUMNS.values())], labels=3
-    )
+    columns = ["recipe", "graphs", "epoch", *(name for name, _ in COLUMNS.values())]
+    table, rows = Table("seconds of an epoch", columns, labels=3), []
     for name in args.recipes:
         lines = []
         for graphs in args.graphs:
             print(f"{name}, {graphs}", flush=True)
             recipe = load_recipe(name, overrides=args.overrides)
             for row in run_recipe(recipe, recapture=graphs == "recapture", profile=args.profile):
+                rows.append({"recipe": name, "graphs": graphs, **row})
                 numbers = [format(row[key], form) for key, (_, form) in COLUMNS.items()]
                 lines.append([name, graphs, str(row["epoch"]), *numbers])
         table.add_section(name, lines)
     print(table.as_text())
+    if args.out is not None:
+        write_csv(rows, args.out)
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = make_parser("epoch_time", __doc__)
     parser.add_argument("recipes", nargs="+", metavar="RECIPE", help="names of shipped recipes, or files")
     parser.add_argument("--graphs", nargs="+", choices=GRAPHS, default=list(GRAPHS), help="ways to compare")
+    parser.add_argument("-o", "--out", type=Path, help="CSV file to write, with a row for each epoch")
     parser.add_argument("--profile", action="store_true", help="print the profiler's tables of operations")
     parser.add_argument(
         "--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="change all recipes"
