@@ -284,7 +284,7 @@ def build_parser() -> argparse.ArgumentParser:
         dest="source_file",
         type=Path,
         metavar="CSV",
-        help="show the tables of this file of trials; runs nothing",
+        help="show the tables of this file of trials or controls; runs nothing",
     )
     parser.add_argument(
         "--trials",
@@ -308,10 +308,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> None:
     if args.source_file is not None:
-        show_chosen(chosen_rows(read_csv(args.source_file)), args, written=False)
+        rows = read_csv(args.source_file)
+        if "trial" in rows[0]:
+            show_chosen(chosen_rows(rows), args, written=False)
+        else:
+            show_controls(rows, args, written=False)
         return
     rates, folder = parse_rates(args.noise), args.out.with_suffix(".cells")
-    data, source = split_data(args.data)
+    _, source = split_data(args.data)
     if args.controls:
         controls = choose_controls(args.controls)
         register_controls()
@@ -320,8 +324,7 @@ def run(args: argparse.Namespace) -> None:
         cells = control_cells(args.data, args.backbone, controls, rates, seeds, folder, **options)
         rows = run_controls(cells, folder, jobs=args.jobs)
         write_csv(rows, args.out)
-        title = f"controls, {data}, {args.backbone}, noise {protocol_label(args.protocol)}"
-        show_table(equal_terms_table(rows, title), args)
+        show_controls(rows, args)
     else:
         if args.trials is not None and (args.overrides or source):
             raise UserError(
@@ -361,6 +364,16 @@ def show_chosen(rows: Sequence[dict[str, Any]], args: argparse.Namespace, *, wri
         for (rate,), of_rate in by_rate.items():
             for file in draw_cost(of_rate, Path(f"{args.figure}-{rate:g}") if len(by_rate) > 1 else args.figure):
                 print(file)
+
+
+def show_controls(rows: Sequence[dict[str, Any]], args: argparse.Namespace, *, written: bool = True) -> None:
+    """Print a table of controls for each collection, backbone and noise protocol."""
+    groups = grouped(rows, "data", "backbone", "protocol")
+    if args.table and len(groups) > 1:
+        raise UserError(f"--table takes one table, and these rows make {len(groups)}; leave it out")
+    for (data, backbone, protocol), members in groups.items():
+        title = f"controls, {data}, {backbone}, noise {protocol_label(protocol)}"
+        show_table(equal_terms_table(members, title), args, written=written)
 
 
 def _report(row: dict[str, Any]) -> None:

@@ -232,3 +232,21 @@ def test_the_table_of_controls_has_neither_trials_nor_rivals() -> None:
     ((heading, (line,)),) = equal_terms_table(rows, "t").sections
     assert heading == "60% noise"
     assert line == ["rcl", "2", "260.5 ± 0.7", "250.0 ± 0.0", "-", "-", "-", "10, 11"]
+
+
+def test_controls_of_a_file_have_a_table_for_each_protocol(tmp_path: Path, capsys) -> None:
+    rows = [
+        {"data": "flickr8k", "backbone": "dual", "method": method, "rate": 0.6, "seed": seed, "protocol": protocol,
+         "val_rsum": 260.0, "test_rsum": 250.0 + seed, "epochs": 10}
+        for protocol in ("absent", "image")
+        for method in ("rcl", "srem-plus")
+        for seed in range(2)
+    ]  # fmt: skip
+    file = tmp_path / "controls.csv"
+    write_csv(rows, file)
+    assert main(["--from", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("noise protocol absent") == shown.count("noise per image") == 1
+    assert shown.count("250.5 ± 0.7") == 4
+    assert main(["--from", str(file), "--table", str(tmp_path / "t.md")]) == 2
+    assert "--table takes one table, and these rows make 2" in capsys.readouterr().err
