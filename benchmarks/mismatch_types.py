@@ -22,6 +22,8 @@ class TypeObserver:
         pair_type: (num_pairs,) CORRECT, SHUFFLED or SUBTLE for each training pair.
     """
 
+    supports_cuda_graphs = True
+
     def __init__(self, pair_type: np.ndarray) -> None:
         self.pair_type = torch.as_tensor(pair_type)
         self.weight = torch.full((len(pair_type),), float("nan"))  # the last reported weight of each pair

@@ -12,7 +12,7 @@ warm-up as a share of the one before, and the best and the last one.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -84,6 +84,9 @@ class SREMStart(SREMMethod):
         super().begin_epoch(epoch, warmup=warmup)
         self._epoch = epoch
 
+    def graph_key(self) -> Hashable:
+        return super().graph_key(), self._has_ended()
+
     def loss(self, forward: Forward, batch: Batch, *, warmup: bool) -> Terms:
         if not warmup:
             return super().loss(forward, batch, warmup=False)
@@ -91,8 +94,8 @@ class SREMStart(SREMMethod):
         def tempered(batch: Batch) -> Tensor:
             return forward(batch) / self.start_temperature
 
-        power, ends = self.objective.warmup_power, self.power_epochs
-        if power is not None and ends is not None and self._epoch >= ends:
+        power = self.objective.warmup_power
+        if power is not None and self._has_ended():
             logits = forward(batch)
             image_ids = batch.image_id if self.mask_repeated_images else None
             self.objective.warmup_power = None
@@ -103,6 +106,10 @@ class SREMStart(SREMMethod):
         else:
             terms = super().loss(tempered, batch, warmup=True)
         return replace(terms, total=self.start_scale * terms.total)
+
+    def _has_ended(self) -> bool:
+        """Whether the epochs of generalized cross-entropy are over."""
+        return self.power_epochs is not None and self._epoch >= self.power_epochs
 
 
 def start_cells(

@@ -48,6 +48,8 @@ class NoiseObserver:
         changed: (num_pairs,) bool: texts that are wrong with every image, because their words were changed.
     """
 
+    supports_cuda_graphs = True
+
     def __init__(self, true_image: np.ndarray, changed: np.ndarray | None = None) -> None:
         self.true_image = torch.as_tensor(true_image)
         if changed is not None:

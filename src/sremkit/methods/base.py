@@ -82,6 +82,12 @@ class Method(TakesOptions):
     #: Estimated probability that each training pair is correct, (num_pairs,), of a method that estimates it.
     clean_prob: Tensor | None = None
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = vars(cls)
+        if "graph_key" not in own and not own.keys().isdisjoint({"loss", "begin_epoch", "finish_epoch"}):
+            cls.graph_key = Method.graph_key  # type: ignore[method-assign]  # the inherited one may not suffice
+
     @classmethod
     def model(cls, backbone: str, **options: Any) -> Matcher:
         """Build the model that the method trains, with this backbone."""
@@ -111,7 +117,8 @@ class Method(TakesOptions):
         """What a captured step depends on, apart from weights and from tensors that are only written in place.
 
         Called after `begin_epoch`. CUDA graphs are replayed in later epochs too, as long as it stays the same; with
-        None they are captured anew in each epoch.
+        None they are captured anew in each epoch. A subclass that overrides `loss`, `begin_epoch` or `finish_epoch`
+        does not inherit it.
         """
         return None
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sremkit.data.batch import Batch
-from sremkit.methods.base import METHODS, Forward, Method, WarmupStatus
+from sremkit.methods.base import METHODS, Forward, Method, TrainingContext, WarmupStatus
 from sremkit.methods.common.state_dicts import prefixed, without_prefix
 from sremkit.objectives import SREM, Terms, WarmupMonitor
 
@@ -49,6 +49,10 @@ class SREMMethod(Method, options_of=SREM):
             ranking_of_all = {"filtration": False, "weighting": False}
             changes = {"complementary": True} if complementary_warmup else ranking_of_all
             self.warmup_objective = SREM(**{**options, **changes})
+
+    def start(self, context: TrainingContext) -> None:
+        for objective in (self.objective, self.warmup_objective):
+            objective.to(context.device)  # the level of the logits; a captured step cannot move it
 
     def begin_epoch(self, epoch: int, *, warmup: bool) -> None:
         self._is_monitored = warmup or self.monitor.warmup or (self._is_monitored and not self.monitor.is_ready())

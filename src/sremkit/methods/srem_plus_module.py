@@ -111,7 +111,8 @@ class SREMPlus(nn.Module):
         """The estimated probability that each pair is correct, 1 before the first estimate; of all pairs by default."""
         if pair_ids is not None:
             return self.method.clean_prob[self._rows(pair_ids).to(self.method.clean_prob.device)]
-        return self.method.clean_prob if self.num_pairs is not None else self.method.clean_prob[: len(self._row_of_id)]
+        known = slice(None) if self.num_pairs is not None else slice(len(self._row_of_id))
+        return self.method.clean_prob[known].clone()  # the method's own changes in place
 
     def extra_repr(self) -> str:
         return f"num_pairs={self.num_pairs}"

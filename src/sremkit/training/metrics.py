@@ -11,14 +11,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sremkit.data.batch import Batch
 from sremkit.extras import require
 from sremkit.io import atomic_write
 from sremkit.models.layers.masking import masked_mean
+from sremkit.objectives import Loss
 from sremkit.objectives.terms import PairReport, both_directions
 from sremkit.training.diagnostics import MAX_LOSS, DivergedError, divergence_message
 from sremkit.training.run_folder import RunFolder
 
 COLUMNS = ("energy_i2t", "energy_t2i", "clean_i2t", "clean_t2i", "weight_i2t", "weight_t2i")
+
+
+Observed = tuple[Batch, Loss, Tensor | None]  # what an observer sees of a step
 
 
 class StepValues(NamedTuple):
@@ -27,10 +32,12 @@ class StepValues(NamedTuple):
     pair_id: Tensor  # (b,) of all processes
     names: tuple[str, ...]
     values: Tensor  # (names,) float32
+    unobserved: Observed | None = None  # for an observer that cannot be part of a CUDA graph
 
     @classmethod
-    def of(cls, pair_id: Tensor, metrics: dict[str, Tensor]) -> StepValues:
-        return cls(pair_id, tuple(metrics), torch.stack([value.detach().float() for value in metrics.values()]))
+    def of(cls, pair_id: Tensor, metrics: dict[str, Tensor], unobserved: Observed | None = None) -> StepValues:
+        values = torch.stack([value.detach().float() for value in metrics.values()])
+        return cls(pair_id, tuple(metrics), values, unobserved)
 
 
 class StepMetrics:
@@ -39,19 +46,28 @@ class StepMetrics:
     def __init__(self, pair_ids: Sequence[str], folder: RunFolder | None) -> None:
         self._pair_ids = pair_ids
         self._folder = folder
-        #: Step, ids of its pairs, names, and values (names,) on the device.
-        self._pending: tuple[int, Tensor, tuple[str, ...], Tensor] | None = None
+        #: Step, ids of its pairs, names, values (names,) on the host, and when they have been copied from a GPU.
+        self._pending: tuple[int, Tensor, tuple[str, ...], Tensor, torch.cuda.Event | None] | None = None
 
     def put(self, step: int, pair_id: Tensor, metrics: StepValues) -> None:
         """Keep the metrics of this step, copied; those of the step before must have been read."""
-        self._pending = (step, pair_id, metrics.names, metrics.values.clone())
+        on_gpu = metrics.values.is_cuda
+        values = torch.empty(metrics.values.shape, dtype=metrics.values.dtype, pin_memory=on_gpu)
+        values.copy_(metrics.values, non_blocking=True)
+        copied = None
+        if on_gpu:  # reading waits for this copy, and not for a step that was launched after it
+            copied = torch.cuda.Event()
+            copied.record()
+        self._pending = (step, pair_id, metrics.names, values, copied)
 
     def add_to(self, sums: dict[str, float]) -> None:
         """Add the pending metrics to these sums, if there are any; raise if the loss has diverged."""
         if self._pending is None:
             return
-        (step, pair_id, names, on_device), self._pending = self._pending, None
-        values = on_device.tolist()
+        (step, pair_id, names, on_host, copied), self._pending = self._pending, None
+        if copied is not None:
+            copied.synchronize()
+        values = on_host.tolist()
         if not math.isfinite(values[0]) or abs(values[0]) > MAX_LOSS:
             ids = [str(self._pair_ids[row]) for row in pair_id.tolist()]
             raise DivergedError(divergence_message(step, values[0], ids, self._folder))

@@ -41,10 +41,10 @@ PART = "part of the loss"
 class Observer(Protocol):
     """Sees every batch, such as an evaluation that knows which pairs are wrong."""
 
-    def step(self, batch: Batch, loss: Loss, pull: Tensor | None) -> None:
-        """Add one batch. CUDA graphs replay what this does on the device: it changes tensors in place, and never
-        waits for the device.
-        """
+    #: Whether `step` may be part of a CUDA graph: all that it does is to change tensors on the device in place.
+    supports_cuda_graphs: bool
+
+    def step(self, batch: Batch, loss: Loss, pull: Tensor | None) -> None: ...
 
     def finish_epoch(self) -> dict[str, float]: ...
 

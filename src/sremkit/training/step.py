@@ -168,6 +168,7 @@ class StepRunner(Generic[Record]):
     def _fall_back_from_compile(self, why: str) -> None:
         run_eagerly(self.step.matcher)
         self.may_fall_back = False
+        self.reset()  # the state of the method was restored, which may have replaced its tensors
         self.warn(f"training.compile: compiling failed ({why}); training continues without it")
 
     def _fall_back_from_graphs(self, why: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -88,6 +88,7 @@ class Trainer:
         self._compile_cache = use_compile_cache() if settings.compile else None
         # How far the run is, and what it has found.
         self.schedule, self.position = Schedule(settings), Position()
+        self._phase: tuple[bool, float] | None = None  # warm-up and learning rate of the epoch before
         self.warmup = WarmupControl(settings, self.schedule, method)
         self.step_metrics = StepMetrics(batches.pairs.pair_ids, folder)
         self.statistics = PairStatistics(batches.pairs.pair_ids, device)
@@ -112,8 +113,8 @@ class Trainer:
                 self._begin_epoch(epoch)
                 order = self.batches.own_order(epoch, start=self.position.step_in_epoch)
                 steps = self.position.step_in_epoch + len(order)
+                started = time.perf_counter()
                 for rows, batch in zip(order, prefetch(self.batches, order, self.device), strict=True):
-                    started = time.perf_counter()
                     if self.augmentation.is_on:
                         batch = self.augmentation(batch, rows, epoch)
                     self._update(batch)
@@ -122,12 +123,14 @@ class Trainer:
                     if self.warmup.is_check_due(self.position.step_in_epoch, steps):
                         self._return_to_warmup(self.method.collapse_message())
                     self._save_or_stop(stop)
+                    started = time.perf_counter()  # so that waiting for the next batch counts
                 self._finish_epoch(epoch)
                 self._save()
         return self.position
 
     def _start_or_resume(self) -> None:
         seed_generators(self.settings.seed, self.rank)
+        self.run_step.reset()  # of an earlier call of `run`
         self.method.start(self.context())
         self._last_save = time.monotonic()
         saved = None if self.folder is None else self.folder.latest_step()
@@ -148,18 +151,15 @@ class Trainer:
             group["lr"] = self.schedule.learning_rate(self.position)
         if self.position.step_in_epoch > 0:
             return  # resumed within this epoch: the state of the method is from after its beginning
+        phase = self.schedule.is_warmup(self.position), self.schedule.learning_rate(self.position)
+        if phase != self._phase or self.method.graph_key() is None:
+            self.run_step.reset()  # now, so that the method can use their memory
+        self._phase = phase
         started = device_time(self.device)
         with self.step.autocast():
             self.method.begin_epoch(epoch, warmup=self.schedule.is_warmup(self.position))
         self.position.filter_seconds = device_time(self.device) - started
-        self.run_step.begin_epoch(self._graph_key())
-
-    def _graph_key(self) -> Hashable:
-        """What CUDA graphs of this epoch depend on; None if they cannot be kept for the next one."""
-        of_method = self.method.graph_key()
-        if of_method is None:
-            return None
-        return self.schedule.is_warmup(self.position), self.schedule.learning_rate(self.position), of_method
+        self.run_step.begin_epoch(self.method.graph_key())
 
     def _update(self, batch: Batch) -> None:
         """One step of the optimizer, with its metrics and statistics."""
@@ -171,6 +171,8 @@ class Trainer:
         self.position.step_in_epoch += 1
         if self.ema is not None:
             self.ema.update(self.matcher, age + 1)
+        if values.unobserved is not None and self.observer is not None:
+            self.observer.step(*values.unobserved)
         # The tensors of a CUDA graph are overwritten by the next step, so the given pair numbers are kept.
         pair_id = values.pair_id if self.run_step.graphed is None else batch.pair_id
         self.step_metrics.put(self.position.step, pair_id, values)
@@ -181,10 +183,14 @@ class Trainer:
         """Observe a step, and return its metrics; part of its CUDA graph."""
         pair_id, report = result.batch.pair_id, result.loss.report
         self.statistics.update(pair_id, report)
+        unobserved = None
         if self.observer is not None:
-            self.observer.step(result.batch, result.loss, result.pull)
+            unobserved = result.batch, result.loss, result.pull
+            if getattr(self.observer, "supports_cuda_graphs", False):
+                self.observer.step(*unobserved)
+                unobserved = None
         metrics = {"loss": result.total, **result.loss.parts, **result.extra_losses, **selection_metrics(report)}
-        return StepValues.of(pair_id, metrics)
+        return StepValues.of(pair_id, metrics, unobserved)
 
     def _save_or_stop(self, stop: StopRequest) -> None:
         """Save if it is time for a checkpoint, or if a signal reached any process; then stop."""
