@@ -257,8 +257,9 @@ def test_a_step_that_cannot_be_compiled_leaves_no_graph_of_the_state_before(meth
 
         trainer.step.forward = BreaksOnce()  # type: ignore[assignment]
 
-    # Four batches of 20 and one of 16 an epoch: the larger ones are captured when the smaller one fails.
-    changes = {"batch_size": 20, "warmup_epochs": 2, "epochs": 2, "prepare": prepare}
+    # Four batches of 20 and one of 16 an epoch: the larger ones are captured when the smaller one fails in the second
+    # epoch, and are replayed in the next two.
+    changes = {"batch_size": 20, "warmup_epochs": 4, "epochs": 1, "prepare": prepare}
     runs = [run_of(method, replayed=replayed, **changes) for replayed in (False, True)]
     assert not any(trainer.run_step.may_fall_back for trainer, _ in runs)
     assert_equal_runs(*runs)
