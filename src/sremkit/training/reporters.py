@@ -41,7 +41,8 @@ PART = "part of the loss"
 class Observer(Protocol):
     """Sees every batch, such as an evaluation that knows which pairs are wrong."""
 
-    #: Whether `step` may be part of a CUDA graph: all that it does is to change tensors on the device in place.
+    #: Whether `step` may be part of a CUDA graph: all that it does is to change tensors on the device in place. False
+    #: where an observer does not say it.
     supports_cuda_graphs: bool
 
     def step(self, batch: Batch, loss: Loss, pull: Tensor | None) -> None: ...

@@ -144,8 +144,8 @@ class StepRunner(Generic[Record]):
             return self.graphed.eager(batch)
         return self.graphed(batch)
 
-    def begin_epoch(self, key: Hashable) -> None:
-        """Keep the CUDA graphs of the epoch before if they were captured under the same key; None is never the same."""
+    def keep_graphs(self, key: Hashable) -> None:
+        """Keep the CUDA graphs if they were captured under the same key, else drop them; None is never the same."""
         if key is None or key != self._graph_key:
             self.reset()
         self._graph_key = key

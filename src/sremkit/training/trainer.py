@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
@@ -88,7 +88,6 @@ class Trainer:
         self._compile_cache = use_compile_cache() if settings.compile else None
         # How far the run is, and what it has found.
         self.schedule, self.position = Schedule(settings), Position()
-        self._phase: tuple[bool, float] | None = None  # warm-up and learning rate of the epoch before
         self.warmup = WarmupControl(settings, self.schedule, method)
         self.step_metrics = StepMetrics(batches.pairs.pair_ids, folder)
         self.statistics = PairStatistics(batches.pairs.pair_ids, device)
@@ -151,15 +150,19 @@ class Trainer:
             group["lr"] = self.schedule.learning_rate(self.position)
         if self.position.step_in_epoch > 0:
             return  # resumed within this epoch: the state of the method is from after its beginning
-        phase = self.schedule.is_warmup(self.position), self.schedule.learning_rate(self.position)
-        if phase != self._phase or self.method.graph_key() is None:
-            self.run_step.reset()  # now, so that the method can use their memory
-        self._phase = phase
+        self.run_step.keep_graphs(self._graph_key())  # others are dropped now, so that the method can use their memory
         started = device_time(self.device)
         with self.step.autocast():
             self.method.begin_epoch(epoch, warmup=self.schedule.is_warmup(self.position))
         self.position.filter_seconds = device_time(self.device) - started
-        self.run_step.begin_epoch(self.method.graph_key())
+        self.run_step.keep_graphs(self._graph_key())
+
+    def _graph_key(self) -> Hashable:
+        """What CUDA graphs of this epoch depend on; None if they cannot be kept for the next one."""
+        of_method = self.method.graph_key()
+        if of_method is None:
+            return None
+        return self.schedule.is_warmup(self.position), self.schedule.learning_rate(self.position), of_method
 
     def _update(self, batch: Batch) -> None:
         """One step of the optimizer, with its metrics and statistics."""
