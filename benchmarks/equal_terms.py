@@ -66,6 +66,8 @@ SHOWN = {
 }
 
 
+#: Settings that change how a run is executed, not what it computes; rows with and without them can be compared.
+OF_EXECUTION = ("training.compile=", "training.cuda_graphs=", "training.device=", "training.workers=")
 RCL_AFTER_INFONCE = "rcl-after-infonce"
 
 
@@ -326,9 +328,11 @@ def run(args: argparse.Namespace) -> None:
         write_csv(rows, args.out)
         show_controls(rows, args)
     else:
-        if args.trials is not None and (args.overrides or source):
+        others = [setting for setting in args.overrides if not setting.startswith(OF_EXECUTION)]
+        if args.trials is not None and (others or source):
             raise UserError(
-                "--trials takes rows of the shipped recipes as they are: leave out --set and the path in --data"
+                "--trials takes rows of the shipped recipes as they are: leave out --set, but for training.compile and "
+                "other settings of the execution, and the path in --data"
             )
         known = [] if args.trials is None else read_csv(args.trials)
         cells = trial_cells(args.data, args.backbone, args.methods.split(","), rates, args.overrides)

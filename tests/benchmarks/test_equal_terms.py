@@ -185,8 +185,12 @@ def test_rows_of_a_given_file_are_not_run_again(tmp_path: Path, monkeypatch, cap
     assert main(["--methods", "rcl", "--trials", str(known), "--seeds", "2", "-o", str(out)]) == 0
     assert run == [(3, 0), (1, 1)]
     assert [(row["trial"], row["seed"]) for row in read_csv(out)] == [(0, 0), (1, 0), (2, 0), (3, 0), (1, 1)]
-    assert main(["--methods", "rcl", "--trials", str(known), "--set", "training.batch_size=64", "-o", str(out)]) == 2
+    given = ["--methods", "rcl", "--trials", str(known), "--seeds", "2", "-o", str(out), "--set"]
+    assert main([*given, "training.batch_size=64"]) == 2
     assert "leave out --set" in capsys.readouterr().err
+    run.clear()
+    assert main([*given, "training.compile=true"]) == 0  # the same trials, faster
+    assert run == [(3, 0), (1, 1)]
 
 
 def test_each_noise_rate_has_a_figure_of_its_own(tmp_path: Path) -> None:
