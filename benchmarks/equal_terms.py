@@ -19,8 +19,10 @@ A control is the recipe of a method with one thing changed; it answers what a di
 from __future__ import annotations
 
 import argparse
+import threading
 import tomllib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -335,27 +337,80 @@ def run(args: argparse.Namespace) -> None:
                 "other settings of the execution, and the path in --data"
             )
         known = [] if args.trials is None else read_csv(args.trials)
-        cells = trial_cells(args.data, args.backbone, args.methods.split(","), rates, args.overrides)
-        trials = run_missing(cells, known, args)
-        settings = [*source, *args.overrides]
-        chosen = run_missing(chosen_cells(trials, range(args.seeds), settings), [*trials, *known], args)
-        write_csv([*trials, *(row for row in chosen if row["seed"] != 0)], args.out)
+        grid = TrialGrid(known, args.out, jobs=args.jobs, settings=args.overrides)
+        groups = [(method, rate) for rate in rates for method in args.methods.split(",")]
+        chosen = grid.run(args.data, args.backbone, groups, range(args.seeds))
         show_chosen(chosen, args)
 
 
-def run_missing(
-    cells: Sequence[Cell], known: Sequence[dict[str, Any]], args: argparse.Namespace
-) -> list[dict[str, Any]]:
-    """A row for each cell, from `known` where it is there."""
+class TrialGrid:
+    """Runs the trials of several methods and then their best ones with the other seeds, `jobs` runs at a time.
 
-    def place(row: dict[str, Any]) -> tuple:
-        return tuple(row[name] for name in ("data", "backbone", "method", "rate", "trial", "seed"))
+    No method waits for the trials of another. The CSV file is written after each run, so it holds what is finished
+    if the command is stopped.
 
-    finished = {place(row): row for row in known}
-    missing = [cell for cell in cells if place(cell[0]) not in finished]
-    rows = run_grid(missing, args.out.with_suffix(".cells"), jobs=args.jobs, on_row=_report)
-    finished |= {place(row): row for row in rows}
-    return [finished[place(labels)] for labels, _ in cells]
+    Args:
+        known: rows that are there already.
+        settings: of every run, without the source of the data.
+    """
+
+    def __init__(self, known: Sequence[dict[str, Any]], out: Path, *, jobs: int, settings: Sequence[str] = ()) -> None:
+        self.finished = {_place(row): row for row in known}
+        self.out, self.jobs, self.settings = out, jobs, settings
+        self._places: list[tuple] = []  # of the file, in order
+        self._lock = threading.Lock()
+
+    def run(
+        self, data: str, backbone: str, groups: Sequence[tuple[str, float]], seeds: Sequence[int]
+    ) -> list[dict[str, Any]]:
+        """The rows of the chosen trials of each method and noise rate, with all seeds.
+
+        Args:
+            groups: methods with noise rates.
+        """
+        _, source = split_data(data)
+        given = [*source, *self.settings]
+        trials = [trial_cells(data, backbone, [method], [rate], self.settings) for method, rate in groups]
+        of_seeds = [[0], [seed for seed in seeds if seed != 0]]
+        self._places = [
+            _place({**labels, "seed": seed})
+            for some in of_seeds for group in trials for labels, _ in group for seed in some
+        ]  # fmt: skip
+        if self.jobs == 1:
+            return [row for group in trials for row in self._run_group(group, seeds, given, None)]
+        # A thread for each method and rate, which waits for its runs in the pool.
+        with ThreadPoolExecutor(self.jobs) as pool, ThreadPoolExecutor(len(trials)) as waiting:
+            try:
+                found = waiting.map(lambda group: self._run_group(group, seeds, given, pool), trials)
+                return [row for rows in found for row in rows]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _run_group(
+        self, trials: Sequence[Cell], seeds: Sequence[int], given: Sequence[str], pool: ThreadPoolExecutor | None
+    ) -> list[dict[str, Any]]:
+        return self._run_missing(chosen_cells(self._run_missing(trials, pool), seeds, given), pool)
+
+    def _run_missing(self, cells: Sequence[Cell], pool: ThreadPoolExecutor | None) -> list[dict[str, Any]]:
+        """A row for each cell; those that are not there yet are run."""
+        missing = [cell for cell in cells if _place(cell[0]) not in self.finished]
+        cells_folder = self.out.with_suffix(".cells")
+        self._keep(run_grid(missing, cells_folder, jobs=self.jobs, pool=pool, on_row=self._report_and_keep))
+        return [self.finished[_place(labels)] for labels, _ in cells]
+
+    def _report_and_keep(self, row: dict[str, Any]) -> None:
+        _report(row)
+        self._keep([row])
+
+    def _keep(self, rows: Sequence[dict[str, Any]]) -> None:
+        with self._lock:
+            self.finished |= {_place(row): row for row in rows}
+            write_csv([self.finished[place] for place in self._places if place in self.finished], self.out)
+
+
+def _place(row: dict[str, Any]) -> tuple:
+    return tuple(row[name] for name in ("data", "backbone", "method", "rate", "trial", "seed"))
 
 
 def show_chosen(rows: Sequence[dict[str, Any]], args: argparse.Namespace, *, written: bool = True) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -191,6 +193,33 @@ def test_rows_of_a_given_file_are_not_run_again(tmp_path: Path, monkeypatch, cap
     run.clear()
     assert main([*given, "training.compile=true"]) == 0  # the same trials, faster
     assert run == [(3, 0), (1, 1)]
+
+
+def test_no_method_waits_for_the_trials_of_another_and_finished_rows_are_written(tmp_path: Path, monkeypatch) -> None:
+    out, in_file, waited = tmp_path / "out.csv", [], threading.Event()
+
+    def run_grid(cells: list, *_: object, on_row: Any, pool: ThreadPoolExecutor, jobs: int) -> list[dict[str, Any]]:
+        assert (pool._max_workers, jobs) == (2, 2)
+        first = cells[0][0]
+        if (first["method"], first["seed"]) == ("rcl", 0):
+            assert waited.wait(20)  # until another method is at its last seed
+        rows = []
+        for labels, _recipe in cells:
+            rows.append(
+                {**labels, "val_rsum": 200.0 + labels["trial"], "test_rsum": 256.0, "epochs": 9, "seconds": 1.0}
+            )
+            on_row(rows[-1])
+            in_file.append(len(read_csv(out)))
+        if (first["method"], first["seed"]) == ("srem", 1):
+            waited.set()
+        return rows
+
+    monkeypatch.setattr(equal_terms, "run_grid", run_grid)
+    assert main(["--methods", "rcl,srem", "--noise", "0.6", "--seeds", "3", "--jobs", "2", "-o", str(out)]) == 0
+    assert sorted(in_file) == list(range(1, 13))
+    rows = [(row["method"], row["trial"], row["seed"]) for row in read_csv(out)]
+    of_trials = [(method, trial, 0) for method in ("rcl", "srem") for trial in range(4)]
+    assert rows == [*of_trials, *((method, 3, seed) for method in ("rcl", "srem") for seed in (1, 2))]
 
 
 def test_each_noise_rate_has_a_figure_of_its_own(tmp_path: Path) -> None:

@@ -137,7 +137,9 @@ def test_a_failed_compilation_leaves_the_loss_eager() -> None:
     trainer.step.compiled_loss = broken  # type: ignore[assignment]
     trainer.run()
     assert trainer.step.compiled_loss is None
-    assert told.count("training.compile: compiling failed (Inductor has no compiler); training continues without it") == 1
+    assert (
+        told.count("training.compile: compiling failed (Inductor has no compiler); training continues without it") == 1
+    )
 
 
 @pytest.mark.gpu

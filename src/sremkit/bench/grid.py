@@ -16,6 +16,7 @@ import time
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from contextlib import nullcontext
 from multiprocessing import get_context
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -114,6 +115,7 @@ def run_grid(
     folder: Path,
     *,
     jobs: int = 1,
+    pool: ThreadPoolExecutor | None = None,
     keep_scores: Collection[str] = (),
     on_row: Callable[[dict[str, Any]], None] = lambda row: None,
     run: RunCell | None = None,
@@ -126,6 +128,7 @@ def run_grid(
         cells: labels for the row (such as method and noise rate) with the recipe.
         folder: holds a JSON file per finished cell.
         jobs: number of cells that run at a time; each in a subprocess if there are several.
+        pool: of `jobs` threads, shared by several grids that run at a time.
         keep_scores: keys of the cells whose test scores are kept.
         run: called instead of `run_cell`; a function of a module, which a subprocess can import.
     """
@@ -137,14 +140,14 @@ def run_grid(
         key = cell_key(recipe)
         if not row_file(folder, key).exists() or (key in scores and not scores[key].exists()):
             missing[key] = (labels, recipe)
-    if jobs == 1:
+    if jobs == 1 and pool is None:
         for key, (labels, recipe) in missing.items():
             on_row(_finish(folder, key, labels, run(recipe, None, scores.get(key))))
     elif missing:
         threads, context = max(1, torch.get_num_threads() // jobs), _cell_context()
-        with ThreadPoolExecutor(jobs) as pool:  # threads that wait for a subprocess each
+        with nullcontext(pool) if pool else ThreadPoolExecutor(jobs) as waiting:  # for a subprocess, each thread
             futures = {
-                pool.submit(_run_in, context, run, recipe, threads, scores.get(key)): (key, labels)
+                waiting.submit(_run_in, context, run, recipe, threads, scores.get(key)): (key, labels)
                 for key, (labels, recipe) in missing.items()
             }
             problem: BaseException | None = None
@@ -156,7 +159,7 @@ def run_grid(
                     else:
                         problem = problem or failed  # raised at the end, so that the other rows are kept
             except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
+                waiting.shutdown(wait=False, cancel_futures=True)
                 raise
             if problem is not None:
                 raise problem
