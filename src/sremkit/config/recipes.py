@@ -138,8 +138,9 @@ class TrainingSettings:
         precision: float32, tf32 (matrix products of CUDA devices) or bf16 (autocast; losses stay float32). "auto": bf16
             on a CUDA device that computes in it, else float32.
         float32_steps: first steps of a bf16 training that are in float32; without them SGR loses accuracy.
-        compile: torch.compile; on a GPU, for SAF and SGR, the regions around their kernels. "auto": these regions, in a
-            run that is long enough; eager training if they cannot be compiled.
+        compile: torch.compile of the model and of the method's loss; on a GPU, of SAF and SGR only the regions around
+            their kernels. "auto": these regions and the loss, in a run that is long enough; eager training if they
+            cannot be compiled.
         cuda_graphs: replay steps as CUDA graphs, for steps that take the host longer than the device. "auto": where
             model and method support it; eager training if a step cannot be captured.
         deterministic: the same numbers in each run on a device: "auto" is float32, eager, and PyTorch's deterministic
