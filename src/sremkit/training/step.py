@@ -108,7 +108,7 @@ class OptimizerStep:
 
 
 class CompiledLoss:
-    """The loss of a method by torch.compile: one to three kernels in the place of up to 450 (SREM).
+    """The loss of a method by torch.compile, which fuses its many small kernels (450 of SREM's objective on a GPU).
 
     The forward pass is not traced; it may be compiled by itself. Only full batches in the precision of the settings
     use it: each further size or precision would have to be compiled, too.
