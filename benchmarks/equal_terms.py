@@ -21,12 +21,12 @@ from __future__ import annotations
 import argparse
 import threading
 import tomllib
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, get_args
+from typing import Any, ClassVar, NamedTuple, ParamSpec, TypeVar, get_args
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from sremkit.bench.differences import METRIC, NOTE, Difference, differences_to_b
 from sremkit.bench.division import division_table
 from sremkit.bench.ensembles import Mean, keys_to_keep, mean_rows
 from sremkit.bench.figures import draw_cost
-from sremkit.bench.grid import read_csv, run_cell, run_grid, write_csv
+from sremkit.bench.grid import cell_key, read_csv, read_row, row_file, run_cell, run_grid, write_csv
 from sremkit.bench.methods import method_recipe, split_data
 from sremkit.bench.tables import Table, bold, grouped, mean_and_deviation
 from sremkit.cli.bench import add_grid_arguments, parse_rates, show_table
@@ -50,6 +50,8 @@ from sremkit.methods.infonce import InfoNCE
 from sremkit.methods.rcl import RCL
 from sremkit.objectives import Loss
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Cell = tuple[dict[str, Any], Recipe]
 SINGLE_NETWORK = ("infonce", "rcl", "decl", "srem", "srem-plus")
 MAX_EPOCHS = 40
@@ -69,7 +71,7 @@ SHOWN = {
 
 
 #: Settings that change how a run is executed, not what it computes; rows with and without them can be compared.
-OF_EXECUTION = ("training.compile=", "training.cuda_graphs=", "training.device=", "training.workers=")
+OF_EXECUTION = ("training.compile=", "training.cuda_graphs=", "training.workers=")
 RCL_AFTER_INFONCE = "rcl-after-infonce"
 
 
@@ -346,8 +348,8 @@ def run(args: argparse.Namespace) -> None:
 class TrialGrid:
     """Runs the trials of several methods and then their best ones with the other seeds, `jobs` runs at a time.
 
-    No method waits for the trials of another. The CSV file is written after each run, so it holds what is finished
-    if the command is stopped.
+    No method waits for the trials of another, or for its failure. The CSV file is written after each run, so it holds
+    what is finished if the command is stopped.
 
     Args:
         known: rows that are there already.
@@ -368,24 +370,32 @@ class TrialGrid:
         Args:
             groups: methods with noise rates.
         """
-        _, source = split_data(data)
+        name, source = split_data(data)
         given = [*source, *self.settings]
         trials = [trial_cells(data, backbone, [method], [rate], self.settings) for method, rate in groups]
-        of_seeds = [[0], [seed for seed in seeds if seed != 0]]
-        self._places = [
-            _place({**labels, "seed": seed})
-            for some in of_seeds for group in trials for labels, _ in group for seed in some
+        seeds_in_order = [[0], [seed for seed in seeds if seed != 0]]
+        possible = [
+            _trial(name, backbone, labels["method"], labels["rate"], labels["trial"], seed, given)
+            for some in seeds_in_order for group in trials for labels, _ in group for seed in some
         ]  # fmt: skip
+        self._places = [_place(labels) for labels, _ in possible]
+        self._refuse_other_rows()
+        self._keep(finished_rows(possible, self._cells))
         if self.jobs == 1:
             return [row for group in trials for row in self._run_group(group, seeds, given, None)]
         # A thread for each method and rate, which waits for its runs in the pool.
-        with ThreadPoolExecutor(self.jobs) as pool, ThreadPoolExecutor(len(trials)) as waiting:
+        with StoppablePool(self.jobs) as pool, ThreadPoolExecutor(len(trials)) as waiting:
+            futures = [waiting.submit(self._run_group, group, seeds, given, pool) for group in trials]
             try:
-                found = waiting.map(lambda group: self._run_group(group, seeds, given, pool), trials)
-                return [row for rows in found for row in rows]
+                wait(futures)
             except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
+                pool.stop()
                 raise
+        return [row for future in futures for row in future.result()]
+
+    @property
+    def _cells(self) -> Path:
+        return self.out.with_suffix(".cells")
 
     def _run_group(
         self, trials: Sequence[Cell], seeds: Sequence[int], given: Sequence[str], pool: ThreadPoolExecutor | None
@@ -395,8 +405,7 @@ class TrialGrid:
     def _run_missing(self, cells: Sequence[Cell], pool: ThreadPoolExecutor | None) -> list[dict[str, Any]]:
         """A row for each cell; those that are not there yet are run."""
         missing = [cell for cell in cells if _place(cell[0]) not in self.finished]
-        cells_folder = self.out.with_suffix(".cells")
-        self._keep(run_grid(missing, cells_folder, jobs=self.jobs, pool=pool, on_row=self._report_and_keep))
+        self._keep(run_grid(missing, self._cells, jobs=self.jobs, pool=pool, on_row=self._report_and_keep))
         return [self.finished[_place(labels)] for labels, _ in cells]
 
     def _report_and_keep(self, row: dict[str, Any]) -> None:
@@ -406,7 +415,49 @@ class TrialGrid:
     def _keep(self, rows: Sequence[dict[str, Any]]) -> None:
         with self._lock:
             self.finished |= {_place(row): row for row in rows}
-            write_csv([self.finished[place] for place in self._places if place in self.finished], self.out)
+            if shown := [self.finished[place] for place in self._places if place in self.finished]:
+                write_csv(shown, self.out)
+
+    def _refuse_other_rows(self) -> None:
+        """The file may hold rows that this grid would remove."""
+        if not self.out.exists():
+            return
+        others = [row for row in read_csv(self.out) if "trial" not in row or _place(row) not in self._places]
+        if others:
+            of = f"{others[0]['method']} at {others[0]['rate']:g}"
+            raise UserError(
+                f"{self.out} holds {len(others)} rows of other runs, such as {of}; name another file with --out, or "
+                "add their methods and noise rates to the command"
+            )
+
+
+class StoppablePool(ThreadPoolExecutor):
+    """After `stop`, calls that have not begun end at once, with an error that those who wait for them see."""
+
+    def __init__(self, num_threads: int) -> None:
+        super().__init__(num_threads)
+        self._stopped = threading.Event()
+
+    def submit(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        def call() -> R:
+            if self._stopped.is_set():
+                raise InterruptedError("the grid was stopped before this run began")
+            return function(*args, **kwargs)
+
+        return super().submit(call)
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+
+def finished_rows(cells: Sequence[Cell], folder: Path) -> list[dict[str, Any]]:
+    """The rows of the cells that have run already, with this folder."""
+    keys = [cell_key(recipe) for _, recipe in cells]
+    return [
+        {**labels, **read_row(folder, key)}
+        for (labels, _), key in zip(cells, keys, strict=True)
+        if row_file(folder, key).exists()
+    ]
 
 
 def _place(row: dict[str, Any]) -> tuple:

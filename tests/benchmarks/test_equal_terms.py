@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,12 @@ from benchmarks.equal_terms import (
     run_controls,
     trial_cells,
 )
+from sremkit.bench import grid
 from sremkit.bench.grid import cell_key, read_csv, run_grid, write_csv
-from sremkit.config.recipes import load_recipe
+from sremkit.config.recipes import Recipe, load_recipe
 from sremkit.data.batch import Batch
 from sremkit.data.training_pairs import noise_for, read_split, read_training_pairs
-from sremkit.errors import UnknownNameError
+from sremkit.errors import UnknownNameError, UserError
 from sremkit.evaluation import retrieval_recall
 from sremkit.experiment import prepare
 from sremkit.methods import build_method
@@ -195,31 +196,107 @@ def test_rows_of_a_given_file_are_not_run_again(tmp_path: Path, monkeypatch, cap
     assert run == [(3, 0), (1, 1)]
 
 
-def test_no_method_waits_for_the_trials_of_another_and_finished_rows_are_written(tmp_path: Path, monkeypatch) -> None:
-    out, in_file, waited = tmp_path / "out.csv", [], threading.Event()
+class FakeRuns:
+    """In the place of the processes that run cells: rows at once, or what `before` does with the recipe."""
 
-    def run_grid(cells: list, *_: object, on_row: Any, pool: ThreadPoolExecutor, jobs: int) -> list[dict[str, Any]]:
-        assert (pool._max_workers, jobs) == (2, 2)
-        first = cells[0][0]
-        if (first["method"], first["seed"]) == ("rcl", 0):
-            assert waited.wait(20)  # until another method is at its last seed
-        rows = []
-        for labels, _recipe in cells:
-            rows.append(
-                {**labels, "val_rsum": 200.0 + labels["trial"], "test_rsum": 256.0, "epochs": 9, "seconds": 1.0}
-            )
-            on_row(rows[-1])
-            in_file.append(len(read_csv(out)))
-        if (first["method"], first["seed"]) == ("srem", 1):
-            waited.set()
-        return rows
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, before: Callable[[Recipe], None] = lambda recipe: None) -> None:
+        self.ran: list[tuple[str, int]] = []  # method and seed
 
-    monkeypatch.setattr(equal_terms, "run_grid", run_grid)
-    assert main(["--methods", "rcl,srem", "--noise", "0.6", "--seeds", "3", "--jobs", "2", "-o", str(out)]) == 0
-    assert sorted(in_file) == list(range(1, 13))
-    rows = [(row["method"], row["trial"], row["seed"]) for row in read_csv(out)]
-    of_trials = [(method, trial, 0) for method in ("rcl", "srem") for trial in range(4)]
-    assert rows == [*of_trials, *((method, 3, seed) for method in ("rcl", "srem") for seed in (1, 2))]
+        def run_in(context: Any, run: Any, recipe: Recipe, *_: Any) -> dict[str, Any]:
+            before(recipe)
+            self.ran.append((recipe.method["name"], recipe.training.seed))
+            val = 200.0 + 10 * (recipe.training.learning_rate < 1e-3)  # the second trial is the best
+            return {"val_rsum": val, "test_rsum": 256.0 + recipe.training.seed, "epochs": 9, "seconds": 1.0}
+
+        monkeypatch.setattr(grid, "_run_in", run_in)
+
+
+def command(out: Path, methods: str = "rcl,srem") -> list[str]:
+    return ["--methods", methods, "--noise", "0.6", "--seeds", "3", "--jobs", "2", "-o", str(out)]
+
+
+def places(out: Path) -> list[tuple[str, int, int]]:
+    return [(row["method"], row["trial"], row["seed"]) for row in read_csv(out)]
+
+
+TRIALS = [(method, trial, 0) for method in ("rcl", "srem") for trial in range(4)]
+SEEDS = [(method, 1, seed) for method in ("rcl", "srem") for seed in (1, 2)]
+
+
+def test_no_method_waits_for_the_trials_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, last_seed = tmp_path / "out.csv", threading.Event()
+
+    def before(recipe: Recipe) -> None:
+        if recipe.method["name"] == "rcl" and recipe.training.learning_rate < 1e-3 and recipe.training.seed == 0:
+            assert last_seed.wait(30)  # a trial that ends when the other method is at its last seed
+        if (recipe.method["name"], recipe.training.seed) == ("srem", 2):
+            last_seed.set()
+
+    FakeRuns(monkeypatch, before)
+    assert main(command(out)) == 0
+    assert places(out) == TRIALS + SEEDS
+
+
+def test_a_failed_run_is_an_error_after_the_other_methods_have_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    out, broken = tmp_path / "out.csv", True
+
+    def before(recipe: Recipe) -> None:
+        if broken and recipe.method["name"] == "rcl" and recipe.model["dropout"] == 0.3:
+            raise UserError("this run is broken")
+
+    FakeRuns(monkeypatch, before)
+    assert main(command(out)) == 2
+    assert "this run is broken" in capsys.readouterr().err
+    finished = [place for place in TRIALS + SEEDS if place != ("rcl", 2, 0) and place not in SEEDS[:2]]
+    assert places(out) == finished
+    broken = False
+    runs = FakeRuns(monkeypatch, before)
+    assert main(command(out)) == 0
+    assert sorted(runs.ran) == [("rcl", 0), ("rcl", 1), ("rcl", 2)]
+    assert places(out) == TRIALS + SEEDS
+
+
+def test_a_stopped_grid_begins_no_further_run_and_keeps_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, running, ends = tmp_path / "out.csv", threading.Semaphore(0), threading.Event()
+
+    def before(recipe: Recipe) -> None:
+        running.release()
+        assert ends.wait(30)
+
+    def interrupted(futures: Any) -> None:
+        for _ in range(2):
+            assert running.acquire(timeout=30)
+        threading.Timer(0.3, ends.set).start()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(equal_terms, "wait", interrupted)
+        runs = FakeRuns(patch, before)
+        with pytest.raises(KeyboardInterrupt):
+            equal_terms.run(build_parser().parse_args(command(out)))
+        assert len(runs.ran) == 2
+        kept = places(out)
+        assert len(kept) == 2
+    # Stopped again before anything has finished: the file keeps what it has.
+    with monkeypatch.context() as patch:
+        patch.setattr(equal_terms, "run_grid", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            equal_terms.run(build_parser().parse_args(command(out)))
+    assert places(out) == kept
+
+
+def test_a_file_of_other_methods_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    out = tmp_path / "out.csv"
+    FakeRuns(monkeypatch)
+    assert main(command(out)) == 0
+    before = out.read_text()
+    assert main(command(out, "rcl,gsc")) == 2
+    assert "holds 6 rows of other runs, such as srem at 0.6; name another file" in capsys.readouterr().err
+    assert out.read_text() == before
 
 
 def test_each_noise_rate_has_a_figure_of_its_own(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ class Stage:
         self.method.clean = clean
         self.method.probability = probability
         self.method.num_splits = num_splits
+        self.method.learns_noisy = num_splits > self.method.noisy_after
 
     def _every_pair(self, round_: int) -> Iterator[Batch]:
         order = torch.randperm(self.n, generator=torch.Generator().manual_seed(round_))

@@ -135,6 +135,7 @@ def started(method: Method, device: torch.device, *, seed: int = 0) -> tuple[Mat
             setattr(method, name, some.to(device))
     if hasattr(method, "num_splits"):
         method.num_splits = 1
+        method.learns_noisy = method.noisy_after < 1
     return matcher, method
 
 

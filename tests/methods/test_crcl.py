@@ -80,7 +80,7 @@ def test_the_network_starts_again_with_frozen_labels() -> None:
     for epoch in range(12):
         method.begin_epoch(epoch, warmup=epoch < 2)
         if epoch >= 2:
-            learns.append(method._learns_labels())
+            learns.append(method.learns_labels)
     assert restarts == [3, 6]  # epochs after the warm-up
     assert learns == [True, True, True, False, True, True, False, True, True, True]
 

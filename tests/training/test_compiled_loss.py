@@ -7,6 +7,7 @@ What Inductor makes of such a graph is tested on a GPU.
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,13 +15,17 @@ import torch
 
 from methods.replaying import batch_number, started
 from sremkit.config.recipes import TrainingSettings
+from sremkit.data import Batches
 from sremkit.data.batch import Batch
 from sremkit.methods import build_method
-from sremkit.training.cuda_graphs import GraphedSteps
+from sremkit.training import step as step_module
+from sremkit.training.cuda_graphs import GraphedSteps, _Graph
 from sremkit.training.step import CompiledLoss, OptimizerStep
 from sremkit.training.trainer import Trainer
 from training import tiny
-from training.test_replayed_runs import SUPPORTING, assert_equal_runs, captures, run_of
+from training.test_cuda_graphs import MODELS, Letters, lettered_pairs
+from training.test_replayed_runs import OPTIONS, SUPPORTING, assert_equal_runs, captures, run_of
+from training.test_trainer import Listener
 
 __all__ = ["captures"]  # a fixture
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
@@ -45,8 +50,8 @@ def test_a_run_with_a_compiled_loss_equals_an_eager_run(method: str) -> None:
     counters.clear()
     changes = {"epochs": 3, "warmup_epochs": 1}
     found = run_of(method, replayed=False, prepare=prepare, **changes)
-    (not_traced,) = counters["graph_break"]
-    assert "torch.compiler.disable" in not_traced  # the forward pass
+    assert counters["graph_break"]  # the forward pass, and what else runs the model
+    assert all("torch.compiler.disable" in reason for reason in counters["graph_break"])
     assert_equal_runs(run_of(method, replayed=False, **changes), found)
 
 
@@ -106,6 +111,49 @@ def test_the_first_full_batch_of_a_phase_is_compiled_outside_of_a_capture(
     monkeypatch.undo()
     eager = run_of(method, replayed=False, **changes)
     assert_equal_runs(eager, found)
+
+
+class Compilations:
+    """A stand-in for captures that runs the step, and counts what Dynamo compiles in it and elsewhere."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.captures = self.inside = 0
+
+        def capture(steps: GraphedSteps, batch: Batch) -> _Graph:
+            before = self.total()
+            result = steps._step(batch)
+            self.captures += 1
+            self.inside += self.total() - before
+            return _Graph(SimpleNamespace(replay=lambda: None), batch, result)
+
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+        monkeypatch.setattr(GraphedSteps, "_capture", capture)
+        monkeypatch.setattr(GraphedSteps, "_run_eagerly", lambda steps, batch: steps._step(batch))
+        monkeypatch.setattr(step_module, "uses_cuda_graphs", lambda *_: True)
+
+    def total(self) -> int:
+        return int(torch._dynamo.utils.counters["frames"]["total"])
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize("name", ["srem", "crcl", "gsc", "ncr"])
+def test_nothing_is_compiled_again_for_another_text_width_or_epoch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compilations = Compilations(monkeypatch)
+    torch._dynamo.utils.counters.clear()
+    options = {"learning_rate": 1e-4, "drop_last": True, "adaptive_warmup": False, "cuda_graphs": False}
+    settings = TrainingSettings(epochs=10, warmup_epochs=2, decay_after=4, batch_size=16, **options)
+    method = build_method(name, **OPTIONS.get(name, {}))
+    matcher = method.model("vse-infty", image_dim=12, **MODELS["vse-infty"])
+    batches = Batches(lettered_pairs(64), batch_size=16, vocabulary=Letters(), drop_last=True, bucket_by_length=True)
+    trainer = Trainer(matcher, method, batches, settings, device=CPU, reporter=Listener())
+    trainer.run_step.graphed._can_capture = lambda batch: True
+    trainer.step.compiled_loss = CompiledLoss(method, trainer.step.forward)
+    trainer.run()
+    assert compilations.captures > 3  # two widths, in the warm-up and after it
+    assert compilations.inside == 0
+    # The parts before and after the model runs, in the warm-up and after it, and for what changes once.
+    assert compilations.total() <= 8
 
 
 def test_steps_in_another_precision_are_not_compiled() -> None:

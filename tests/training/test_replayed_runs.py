@@ -105,13 +105,13 @@ def run_of(
     return trainer, [{k: v for k, v in row.items() if not k.startswith("time/")} for row in listener.rows]
 
 
-def assert_equal_runs(eager: tuple[Trainer, list], found: tuple[Trainer, list], *, rtol: float = 0.0) -> None:
-    """Equal to the bit, or with `rtol` nearly."""
-    atol = rtol / 100
+def assert_equal_runs(eager: tuple[Trainer, list], found: tuple[Trainer, list]) -> None:
     for trained in (lambda t: t.matcher.state_dict(), lambda t: t.method.state_dict(), lambda t: t.tables):
-        torch.testing.assert_close(trained(found[0]), trained(eager[0]), rtol=rtol, atol=atol, equal_nan=True)
+        torch.testing.assert_close(trained(found[0]), trained(eager[0]), rtol=0, atol=0, equal_nan=True)
     for of_found, of_eager in zip(found[1], eager[1], strict=True):
-        assert of_found == pytest.approx(of_eager, rel=rtol, abs=atol, nan_ok=True)
+        assert of_found.keys() == of_eager.keys()
+        for name, value in of_eager.items():
+            assert of_found[name] == value or (np.isnan(value) and np.isnan(of_found[name])), name
 
 
 @pytest.mark.parametrize("method", SUPPORTING)

@@ -128,7 +128,7 @@ def run_grid(
         cells: labels for the row (such as method and noise rate) with the recipe.
         folder: holds a JSON file per finished cell.
         jobs: number of cells that run at a time; each in a subprocess if there are several.
-        pool: of `jobs` threads, shared by several grids that run at a time.
+        pool: of `jobs` threads, shared by several grids that run at a time. It is never shut down here.
         keep_scores: keys of the cells whose test scores are kept.
         run: called instead of `run_cell`; a function of a module, which a subprocess can import.
     """
@@ -145,9 +145,10 @@ def run_grid(
             on_row(_finish(folder, key, labels, run(recipe, None, scores.get(key))))
     elif missing:
         threads, context = max(1, torch.get_num_threads() // jobs), _cell_context()
-        with nullcontext(pool) if pool else ThreadPoolExecutor(jobs) as waiting:  # for a subprocess, each thread
+        # Each thread waits for a subprocess.
+        with ThreadPoolExecutor(jobs) if pool is None else nullcontext(pool) as threads_of_cells:
             futures = {
-                waiting.submit(_run_in, context, run, recipe, threads, scores.get(key)): (key, labels)
+                threads_of_cells.submit(_run_in, context, run, recipe, threads, scores.get(key)): (key, labels)
                 for key, (labels, recipe) in missing.items()
             }
             problem: BaseException | None = None
@@ -159,7 +160,8 @@ def run_grid(
                     else:
                         problem = problem or failed  # raised at the end, so that the other rows are kept
             except BaseException:
-                waiting.shutdown(wait=False, cancel_futures=True)
+                if pool is None:
+                    threads_of_cells.shutdown(wait=False, cancel_futures=True)
                 raise
             if problem is not None:
                 raise problem

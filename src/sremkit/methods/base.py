@@ -72,6 +72,8 @@ class Method(TakesOptions):
     returns_to_warmup: ClassVar[bool] = False
     #: Whether a step runs the same kernels whatever the values are, so that CUDA graphs can replay it.
     supports_cuda_graphs: ClassVar[bool] = True
+    #: Names of its functions that `loss` calls and torch.compile must not trace, because they run the model.
+    uncompiled: ClassVar[tuple[str, ...]] = ()
     #: Whether several processes can share a batch. A method that encodes a batch by itself works in one process.
     supports_processes: ClassVar[bool] = True
     #: Whether it trains differently in warm-up epochs; without a warm-up, a recipe's warm-up epochs are ordinary ones.

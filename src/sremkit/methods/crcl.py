@@ -66,6 +66,7 @@ class CRCL(Method):
             raise ValueError("restarts and frozen_epochs must be at least 0, and restart_epochs at least 1")
         self.label = torch.zeros(0)  # y_i
         self.epochs = 0  # begun after the warm-up
+        self.learns_labels = False  # in this epoch
         self.restart: Callable[[], None] | None = None
 
     @classmethod
@@ -87,9 +88,10 @@ class CRCL(Method):
                 raise ValueError("CRCL with restarts initialises the network again; start it with `restart`")
             self.restart()
         self.epochs += 1
+        self.learns_labels = self._is_old_enough()
 
     def graph_key(self) -> Hashable:
-        return self._learns_labels()
+        return self.learns_labels
 
     def loss(self, forward: Forward, batch: Batch, *, warmup: bool) -> Loss:
         scores = similarity_of(forward(batch), self.similarity) / self.temperature
@@ -112,6 +114,7 @@ class CRCL(Method):
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.label = state["label"].to(self.label)
         self.epochs = int(state["epochs"])
+        self.learns_labels = self._is_old_enough()
 
     def _updated_labels(self, probability: Tensor, pair_id: Tensor, *, warmup: bool) -> Tensor:
         """The labels (b,) of this batch, after the memory was updated with the probabilities."""
@@ -119,14 +122,14 @@ class CRCL(Method):
             self.label[pair_id] = probability  # the first labels, for the time after the warm-up
             return torch.ones_like(probability)
         label = self.label[pair_id]
-        if self._learns_labels():
+        if self.learns_labels:
             label = self.label_decay * label + (1 - self.label_decay) * probability
         label = torch.where(label < self.min_label, 0.0, label)
         self.label[pair_id] = label
         return label
 
-    def _learns_labels(self) -> bool:
-        """Whether the network is old enough to change labels; constant within an epoch."""
+    def _is_old_enough(self) -> bool:
+        """Whether the network is old enough to change labels."""
         begun = self.epochs - 1
         stage = min(begun // self.restart_epochs, self.restarts)
         return stage == 0 or begun - stage * self.restart_epochs >= self.frozen_epochs

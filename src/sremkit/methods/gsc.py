@@ -54,6 +54,7 @@ class GSC(Method):
     """
 
     selects_pairs: ClassVar[bool] = True
+    uncompiled: ClassVar[tuple[str, ...]] = ("_similarities_within",)
     supports_processes: ClassVar[bool] = False
 
     similarity: Similarity = "sigmoid"
@@ -91,7 +92,7 @@ class GSC(Method):
     def loss(self, forward: Forward, batch: Batch, *, warmup: bool) -> Loss:
         scores = similarity_of(forward(batch), self.similarity) / self.temperature
         valid = candidate_mask(batch, self.mask_repeated_images)
-        images, texts = (cosines_within(encoded) for encoded in self.matcher.encode(batch))
+        images, texts = self._similarities_within(batch)
         label = self.label[batch.pair_id].to(scores)
         if warmup:
             label = torch.ones_like(label)
@@ -109,6 +110,11 @@ class GSC(Method):
             parts={"contrast": contrast.detach(), "structure": structure.detach()},
             report=PairReport(clean=label > 0.5, weight=label.float()),
         )
+
+    def _similarities_within(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Cosines of the batch's images with each other, and of its texts."""
+        images, texts = self.matcher.encode(batch)
+        return cosines_within(images), cosines_within(texts)
 
     def graph_key(self) -> Hashable:
         return ()  # labels are updated in place

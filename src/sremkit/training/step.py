@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -110,11 +111,13 @@ class OptimizerStep:
 class CompiledLoss:
     """The loss of a method by torch.compile, which fuses its many small kernels (450 of SREM's objective on a GPU).
 
-    The forward pass is not traced; it may be compiled by itself. Only full batches in the precision of the settings
-    use it: each further size or precision would have to be compiled, too.
+    The forward pass and `Method.uncompiled` are not traced; the former may be compiled by itself. Only full batches in
+    the precision of the settings use the compiled loss: each further size or precision would have to be compiled, too.
     """
 
     def __init__(self, method: Method, forward: Callable[[Batch], Tensor]) -> None:
+        for name in method.uncompiled:
+            setattr(method, name, torch.compiler.disable(getattr(method, name)))
         self._compute = torch.compile(method.loss, dynamic=False)
         self._forward = torch.compiler.disable(lambda batch: forward(batch))
 
@@ -153,7 +156,7 @@ class StepRunner(Generic[Record]):
         self._has_warned_of_kernels = False
         self._graph_key: Hashable = None  # what the present graphs depend on
         self._warmup = self._is_float32 = False  # of the present step
-        self._has_compiled_loss = False  # for what steps depend on at present
+        self._has_compiled_loss = False  # since graphs were dropped
 
     def __call__(self, batch: Batch, number: int, *, warmup: bool) -> Record:
         """Train on one batch. With CUDA graphs the tensors of the record are valid until the next step.
@@ -190,10 +193,17 @@ class StepRunner(Generic[Record]):
         def step() -> StepResult:
             return self.step(batch, warmup=self._warmup, precision="float32" if self._is_float32 else None)
 
-        if not self.may_fall_back or (self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            with self._without_compiling():
+                return self.record(step())
+        if not self.may_fall_back:
             return self.record(step())
         matcher, method = self.step.matcher, self.step.method
         return self.record(run_or_repeat(step, matcher, method, self.device, self._fall_back_from_compile))
+
+    def _without_compiling(self) -> AbstractContextManager[Any]:
+        """Inside, a loss that would have to be compiled again runs eagerly: a capture does not allow compiling."""
+        return nullcontext() if self.step.compiled_loss is None else torch.compiler.set_stance("eager_on_recompile")
 
     def _fall_back_from_compile(self, why: str) -> None:
         run_eagerly(self.step.matcher)

@@ -72,6 +72,7 @@ class CoTeaching(Method):
 
     networks: ClassVar[int] = 2
     selects_pairs: ClassVar[bool] = True
+    uncompiled: ClassVar[tuple[str, ...]] = ("_predict",)
 
     similarity: Similarity = "sigmoid"
     margin: float = 0.2
@@ -85,6 +86,7 @@ class CoTeaching(Method):
         self.probability = torch.zeros(2, 0)  # (2, n) of being clean, by each network
         self.clean = torch.zeros(2, 0, dtype=torch.bool)
         self.num_splits = 0
+        self.learns_noisy = False  # whether noisy pairs are trained on in this epoch
 
     def clean_posterior(self, losses: Tensor) -> Tensor:
         """The probability that each pair is clean (n,), from all losses (n,) rescaled to [0, 1]."""
@@ -115,9 +117,10 @@ class CoTeaching(Method):
                 self.probability[network] = probability.to(self.probability)
                 self.clean[network] = clean
         self.num_splits += 1
+        self.learns_noisy = self.num_splits > self.noisy_after
 
     def graph_key(self) -> Hashable:
-        return self._learns_noisy()  # the pairs are divided in place
+        return self.learns_noisy  # the pairs are divided in place
 
     def loss(self, forward: Forward, batch: Batch, *, warmup: bool) -> Loss:
         scores = similarity_of(forward(batch), self.similarity)  # (2, b, b)
@@ -126,7 +129,7 @@ class CoTeaching(Method):
             hinges = torch.stack([self.warmup_hinges(s, valid) for s in scores])  # (2, b)
             return Loss(total=hinges.sum(), parts={"hinge": hinges.detach().mean()})
         predictions = self._predict(batch)
-        with_noisy = self._learns_noisy()
+        with_noisy = self.learns_noisy
         losses, labels, clean = [], [], []
         for network in (0, 1):
             split = self._split(batch, valid, by=1 - network)
@@ -153,10 +156,7 @@ class CoTeaching(Method):
         self.probability = state["probability"].to(self.probability)
         self.clean = state["clean"].to(self.clean)
         self.num_splits = int(state["num_splits"])
-
-    def _learns_noisy(self) -> bool:
-        """Whether noisy pairs are trained on; constant within an epoch."""
-        return self.num_splits > self.noisy_after
+        self.learns_noisy = self.num_splits > self.noisy_after
 
     @torch.no_grad()
     def _scan_losses(self, round_: int) -> Tensor:
