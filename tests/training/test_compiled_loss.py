@@ -28,7 +28,6 @@ from training.test_replayed_runs import OPTIONS, SUPPORTING, assert_equal_runs, 
 from training.test_trainer import Listener
 
 __all__ = ["captures"]  # a fixture
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 CPU = torch.device("cpu")
 
 
