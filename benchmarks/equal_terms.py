@@ -432,7 +432,7 @@ class TrialGrid:
 
 
 class StoppablePool(ThreadPoolExecutor):
-    """After `stop`, calls that have not begun end at once, with an error that those who wait for them see."""
+    """After `stop`, calls that have not begun raise an error, which those who wait for them see."""
 
     def __init__(self, num_threads: int) -> None:
         super().__init__(num_threads)
