@@ -12,8 +12,10 @@ import pytest
 
 from layouts import image_bytes, write_image, write_tar
 from sremkit.audit.audit import Audit
-from sremkit.audit.export import EXPORTS, Counts, export, sort_rows, stays_inside
+from sremkit.audit.export import EXPORTS, Counts, export
 from sremkit.audit.scoring.cutoff import CutoffRule
+from sremkit.audit.writers.shards import stays_inside
+from sremkit.audit.writers.tables import sort_rows
 from sremkit.cli.export import FORMATS
 from sremkit.data import read_pairs
 from sremkit.data.training_pairs import keep_only, read_keep_list
@@ -94,7 +96,7 @@ def test_a_column_of_the_users_with_the_name_of_ours_stays(tmp_path: Path, score
 
 
 def test_rows_are_sorted_with_few_of_them_in_memory(monkeypatch) -> None:
-    monkeypatch.setattr("sremkit.audit.export.BUCKET_ROWS", 3)
+    monkeypatch.setattr("sremkit.audit.writers.tables.BUCKET_ROWS", 3)
     keys = np.array([0.5, np.nan, 0.1, 0.5, 0.0, 0.9, 0.1, 0.3])
     rows = ([k, key] for k, key in enumerate(keys))
     assert [row[0] for row in sort_rows(rows, keys)] == [4, 2, 6, 7, 0, 3, 5, 1]  # equal keys in their order, NaN last

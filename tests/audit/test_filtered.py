@@ -9,10 +9,10 @@ import pytest
 
 from made_pairs import make_pairs, vectors_of
 from sremkit import Audit
-from sremkit.audit.audit import rate_facts
 from sremkit.audit.filtered import filter_note, filtered_at, filtered_before, share_left_before
 from sremkit.audit.inputs import source_of_embeddings
 from sremkit.audit.scoring.types import NearMismatches, NoiseRate
+from sremkit.audit.summary import rate_facts
 
 pytest.importorskip("pyarrow")
 

@@ -16,23 +16,17 @@ read, embed, score and write; each continues where an earlier call was interrupt
 
 from __future__ import annotations
 
-import platform
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from sremkit.audit.data_frames import source_of_dataset, source_of_frame
-from sremkit.audit.decisions import Decision, PairKey, decisions_of, read_decisions
+from sremkit.audit.decisions import Decision, decisions_key, labels_of, read_decisions
 from sremkit.audit.embed import (
-    EmbeddedPairs,
     Encoders,
     InputPairs,
     embed_pairs,
@@ -42,8 +36,9 @@ from sremkit.audit.embed import (
     read_vectors,
     score_pairs,
 )
-from sremkit.audit.export import Counts, Select, export
-from sremkit.audit.filtered import filter_note, filtered_before, share_left_before
+from sremkit.audit.export import Counts, export
+from sremkit.audit.filtered import filter_note, filtered_before
+from sremkit.audit.folder import FEATURES, FOLDS, begin_folder, sole_auditor
 from sremkit.audit.inputs import (
     Source,
     open_source,
@@ -52,7 +47,7 @@ from sremkit.audit.inputs import (
     source_of_pairs,
     source_of_run,
 )
-from sremkit.audit.issues import count_issues, find_issues
+from sremkit.audit.issues import count_issues, find_duplicates, find_issues
 from sremkit.audit.neighbors import explain_flagged
 from sremkit.audit.report import write_report
 from sremkit.audit.result_table import (
@@ -70,27 +65,22 @@ from sremkit.audit.result_table import (
 )
 from sremkit.audit.scoring.cross_fit import Progress
 from sremkit.audit.scoring.cutoff import CutoffRule
-from sremkit.audit.scoring.near_duplicates import caption_groups, image_groups
-from sremkit.audit.scoring.remaining_mismatches import remaining, remaining_curve
 from sremkit.audit.scoring.threshold_curve import ThresholdCurve
-from sremkit.audit.scoring.types import NearMismatches, NoiseRate, ScoringSettings
+from sremkit.audit.scoring.types import ScoringSettings
+from sremkit.audit.selection import Select
+from sremkit.audit.stages import from_zero, timed
+from sremkit.audit.summary import count_problems, curve_points, join_notes, rate_facts, versions
 from sremkit.audit.then_train import compare_training
 from sremkit.data.pairs import MISSING, Pairs
 from sremkit.errors import DataError, UserError
 from sremkit.extras import require
-from sremkit.io import check_version, digest, read_json_or_empty, refuse_links_out, sole_writer, write_json
-from sremkit.version import __version__
+from sremkit.io import write_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from PIL.Image import Image
 
 DATASET_COLUMNS = ("match_probability", "is_mismatch", "better_text", "problem")  # that a dataset gets
-RATE_COUNTS = (
-    "the noise rate counts pairs that look like an image with another image's caption; captions that nearly fit, of a "
-    "very similar image or wrong in single words, are not counted"
-)
-FEATURES, FOLDS, SHARDS = "features", "folds", "shards"  # the last only in a sharded audit
 
 
 class Audit:
@@ -526,144 +516,3 @@ class Audit:
         write_json(
             out / BEGUN, {"version": VERSION, "key": inputs.key, "rows": len(source.rows), "source": source.facts}
         )
-
-
-def rate_facts(
-    rate: NoiseRate | None,
-    near: NearMismatches | None,
-    *,
-    scored: int,
-    flagged: int,
-    expected_wrong: float,
-    before: dict[str, Any] | None,
-) -> dict[str, Any]:
-    """The fields of the summary about rates.
-
-    noise_rate       pairs that look like an image with another image's caption: estimate, low, high
-    near_mismatches  the interval with near mismatches included, and whether these vectors can tell
-    rate_counts      what the rate counts, and the interval with near mismatches, in words
-    remaining        how many of the kept pairs are probably still wrong
-    filtered_before  the facts of an earlier audit by which these pairs were filtered
-    """
-    if near is not None and before is not None:
-        near = replace(near, can_tell=False)
-    facts: dict[str, Any] = {
-        "noise_rate": None if rate is None else asdict(rate),
-        "near_mismatches": None if near is None else asdict(near),
-        "rate_counts": None if near is None else f"{RATE_COUNTS}; {near.sentence()}",
-        "remaining": None,
-        "filtered_before": before,
-    }
-    if rate is not None:
-        left = remaining(
-            rate,
-            near,
-            total=scored,
-            flagged=flagged,
-            expected_wrong=expected_wrong,
-            share_before=share_left_before(before),
-        )
-        facts["remaining"] = {**asdict(left), "sentence": left.sentence()}
-    return facts
-
-
-def curve_points(
-    curve: ThresholdCurve | None, rate: NoiseRate | None, near: NearMismatches | None, *, scored: int
-) -> dict[str, list[Any]] | None:
-    """Precision, recall, and the share of wrong pairs among those kept over the threshold, for JSON."""
-    if curve is None or rate is None:
-        return None
-    points = curve.points()
-    left = remaining_curve(rate, near, points["flagged"], points["expected_precision"], total=scored)
-    return {**points, **left}
-
-
-def join_notes(*notes: str) -> str:
-    return "; ".join(note for note in notes if note)
-
-
-def find_duplicates(pairs: Pairs, has_texts: bool) -> dict[str, np.ndarray]:
-    """Columns with the group of near-duplicate captions and images of each pair, (m,) int64, or MISSING."""
-    texts = caption_groups(pairs.texts) if has_texts else np.full(len(pairs), MISSING)
-    assert pairs.image_features is not None
-    images = image_groups(pairs.image_features.rows(np.arange(pairs.num_images)).values)
-    return {"duplicate_text_group": texts, "duplicate_image_group": images[pairs.image_of_text]}
-
-
-def decisions_key(decisions: Mapping[str, Decision]) -> str | None:
-    """Changes when a decision changes that labels a pair; None without one."""
-    labels = {key: decision.is_match for key, decision in decisions.items() if decision.is_match is not None}
-    return digest(sorted(labels.items())) if labels else None
-
-
-def labels_of(pairs: Pairs, decisions: Mapping[str, Decision], *, has_texts: bool) -> np.ndarray:
-    """The label of each pair, (m,) int64: 1 for a pair that was kept, 0 for one that was dropped or whose caption was
-    replaced by the suggested one, MISSING otherwise."""
-    images, texts = pairs.image_of_text.tolist(), pairs.texts if has_texts else [None] * len(pairs)
-    keys = (PairKey(pairs.pair_ids[k], pairs.image_ids[images[k]], texts[k]) for k in range(len(pairs)))
-    matches = [None if decision is None else decision.is_match for decision in decisions_of(keys, decisions)]
-    return np.array([MISSING if match is None else int(match) for match in matches], dtype=np.int64)
-
-
-def count_problems(source: Source, embedded: EmbeddedPairs) -> dict[str, int]:
-    """Number of rows that could not be scored, by reason, the most frequent first."""
-    reasons = Counter(problem.reason for problem in source.rows.problems.values())
-    reasons.update(problem.reason for problem in embedded.problems.values())
-    return dict(reasons.most_common())
-
-
-def sole_auditor(out: Path, task: str = "") -> AbstractContextManager[None]:
-    """Inside, no other process may write to this audit; tasks of a sharded one are named, and each may run once."""
-    refusal = f"another process is at work in {out}; wait for it, or name another folder with --out"
-    return sole_writer(out / f".lock{task}", refusal)
-
-
-def begin_folder(out: Path, *, sharded: bool) -> dict[str, Any]:
-    """Create the folder of an audit, or check that it holds one of the same kind; return its `audit.json`."""
-    if out.is_file():
-        raise UserError(f"{out} is a file; name a folder for the audit")
-    out.mkdir(parents=True, exist_ok=True)
-    refuse_links_out(out)
-    before = read_json_or_empty(out / BEGUN)
-    if not (out / BEGUN).is_file():
-        others = [entry.name for entry in out.iterdir() if not entry.name.startswith(".")]
-        if others:
-            raise UserError(f"{out} holds other files, such as {min(others)}; name a new folder for the audit")
-        return before
-    check_version(before.get("version"), newest=VERSION, where=out / BEGUN)
-    was_sharded = "sharded" in before or "by_shard" in before
-    if not before:  # damaged
-        was_sharded = (out / SHARDS).is_dir()
-        if not was_sharded and not any((out / name).is_dir() for name in (FEATURES, FOLDS)):
-            return before
-    if was_sharded != sharded:
-        kind = "with" if was_sharded else "without"
-        raise UserError(f"{out} holds an audit that was made {kind} --sharded; name a new folder for this one")
-    return before
-
-
-def from_zero(progress: Progress | None) -> Progress | None:
-    """Report each stage at 0 before its first report, so that a display shows it while its first item is made."""
-    if progress is None:
-        return None
-    seen: set[str] = set()
-
-    def report(stage: str, done: int, total: int) -> None:
-        if stage not in seen:
-            seen.add(stage)
-            progress(stage, 0, total)
-        progress(stage, done, total)
-
-    return report
-
-
-@contextmanager
-def timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
-    """Measure the seconds of a stage."""
-    started = time.monotonic()
-    yield
-    seconds[stage] = time.monotonic() - started
-
-
-def versions() -> dict[str, str]:
-    return {"sremkit": __version__, "python": platform.python_version(), "torch": torch.__version__}

@@ -15,6 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import numpy as np
+
+from sremkit.data.pairs import MISSING, Pairs
 from sremkit.errors import DataError, UserError
 from sremkit.io import check_version, digest
 
@@ -249,3 +252,18 @@ def _read(database: sqlite3.Connection, path: Path) -> dict[str, Decision]:
 
 def _damaged(path: Path, reason: str) -> DataError:
     return DataError(f"the decisions in {path} cannot be read ({reason}); move the file away to go on without them")
+
+
+def decisions_key(decisions: Mapping[str, Decision]) -> str | None:
+    """Changes when a decision changes that labels a pair; None without one."""
+    labels = {key: decision.is_match for key, decision in decisions.items() if decision.is_match is not None}
+    return digest(sorted(labels.items())) if labels else None
+
+
+def labels_of(pairs: Pairs, decisions: Mapping[str, Decision], *, has_texts: bool) -> np.ndarray:
+    """The label of each pair, (m,) int64: 1 for a pair that was kept, 0 for one that was dropped or whose caption was
+    replaced by the suggested one, MISSING otherwise."""
+    images, texts = pairs.image_of_text.tolist(), pairs.texts if has_texts else [None] * len(pairs)
+    keys = (PairKey(pairs.pair_ids[k], pairs.image_ids[images[k]], texts[k]) for k in range(len(pairs)))
+    matches = [None if decision is None else decision.is_match for decision in decisions_of(keys, decisions)]
+    return np.array([MISSING if match is None else int(match) for match in matches], dtype=np.int64)

@@ -22,7 +22,8 @@ from sremkit.audit.caption_issues import (
 )
 from sremkit.audit.embed import EmbeddedPairs
 from sremkit.audit.scoring.cross_fit import Progress
-from sremkit.data.pairs import MISSING, ImageSource
+from sremkit.audit.scoring.near_duplicates import caption_groups, image_groups
+from sremkit.data.pairs import MISSING, ImageSource, Pairs
 from sremkit.errors import DataError
 from sremkit.io import read_json_or_empty, write_json
 
@@ -116,3 +117,11 @@ def image_issue(image: Image) -> str | None:
     gray = image.convert("L")
     gray.thumbnail((SIDE, SIDE))
     return BLANK if float(np.asarray(gray, dtype=np.float32).std()) < MIN_STD else None
+
+
+def find_duplicates(pairs: Pairs, has_texts: bool) -> dict[str, np.ndarray]:
+    """Columns with the group of near-duplicate captions and images of each pair, (m,) int64, or MISSING."""
+    texts = caption_groups(pairs.texts) if has_texts else np.full(len(pairs), MISSING)
+    assert pairs.image_features is not None
+    images = image_groups(pairs.image_features.rows(np.arange(pairs.num_images)).values)
+    return {"duplicate_text_group": texts, "duplicate_image_group": images[pairs.image_of_text]}

@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sremkit.audit.audit import FEATURES, FOLDS, find_duplicates, from_zero
 from sremkit.audit.embed import SCORER, Encoders, embed_pairs, inspect_inputs
+from sremkit.audit.folder import FEATURES, FOLDS
 from sremkit.audit.inputs import Source
-from sremkit.audit.issues import find_issues
+from sremkit.audit.issues import find_duplicates, find_issues
 from sremkit.audit.result_table import build_table, read_summary
 from sremkit.audit.scoring.cross_fit import Progress
 from sremkit.audit.scoring.ridge_cca import RidgeCCA
 from sremkit.audit.sharded.sample import SampleModel
+from sremkit.audit.stages import from_zero
 from sremkit.errors import DataError, UserError
 from sremkit.io import first_line
 from sremkit.training.checkpoint import DamagedCheckpointError, read_facts

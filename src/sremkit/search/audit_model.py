@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sremkit.audit.audit import FEATURES
 from sremkit.audit.embed import EmbeddedPairs, Encoders, embed_pairs, inspect_inputs, read_vectors
+from sremkit.audit.folder import FEATURES
 from sremkit.audit.inputs import Source, open_source, source_of_run
 from sremkit.audit.result_table import ResultTable, read_summary
 from sremkit.audit.scoring.candidates import EnsembleWeight, PairScorer, ensemble_weights

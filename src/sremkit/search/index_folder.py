@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from sremkit.audit.audit import from_zero
 from sremkit.audit.inputs import join_splits
 from sremkit.audit.result_table import PAIRS
+from sremkit.audit.stages import from_zero
 from sremkit.config.recipes import DataSettings
 from sremkit.data.formats import read_collection
 from sremkit.data.formats.features import extracted_images

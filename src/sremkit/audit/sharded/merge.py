@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sremkit.audit.audit import Audit, curve_points, join_notes, rate_facts, versions
+from sremkit.audit.audit import Audit
 from sremkit.audit.filtered import filter_note, filtered_at
 from sremkit.audit.issues import ISSUES
 from sremkit.audit.report import write_report
@@ -36,6 +36,7 @@ from sremkit.audit.scoring.threshold_curve import ThresholdCurve
 from sremkit.audit.sharded.plan import ShardPlan
 from sremkit.audit.sharded.sample import SampleModel
 from sremkit.audit.sharded.shard import open_pairs
+from sremkit.audit.summary import curve_points, join_notes, rate_facts, versions
 from sremkit.errors import DataError
 from sremkit.io import atomic_write, write_json
 

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sremkit.audit.audit import SHARDS, begin_folder
 from sremkit.audit.embed import Encoders
+from sremkit.audit.folder import SHARDS, begin_folder
 from sremkit.audit.result_table import BEGUN, VERSION
 from sremkit.audit.scoring.cutoff import CutoffRule
 from sremkit.audit.scoring.types import ScoringSettings

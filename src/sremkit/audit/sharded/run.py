@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sremkit.audit.audit import from_zero, sole_auditor, timed
+from sremkit.audit.folder import sole_auditor
 from sremkit.audit.result_table import SUMMARY, ResultTable, arrow, read_summary
 from sremkit.audit.scoring.cross_fit import Progress
 from sremkit.audit.sharded.merge import merge
 from sremkit.audit.sharded.plan import ShardPlan
 from sremkit.audit.sharded.sample import SampleModel, gather
 from sremkit.audit.sharded.shard import prepare_shard, score_shard
+from sremkit.audit.stages import from_zero, timed
 from sremkit.errors import DataError, UserError
 from sremkit.extras import require
 from sremkit.io import first_line, write_json

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sremkit.audit.audit import count_problems, find_duplicates
 from sremkit.audit.embed import EmbeddedPairs, embed_pairs, inspect_inputs
 from sremkit.audit.inputs import Problem, Source, open_source, source_of_embeddings
-from sremkit.audit.issues import count_issues, find_issues
+from sremkit.audit.issues import count_issues, find_duplicates, find_issues
 from sremkit.audit.result_table import IDENTITY, VERDICT, arrow, build_table, with_column, write_table
 from sremkit.audit.scoring.types import PairScores
 from sremkit.audit.sharded.plan import ShardPlan
 from sremkit.audit.sharded.sample import SampleModel, write_contribution
+from sremkit.audit.summary import count_problems
 from sremkit.data.features import MappedFeatures
 from sremkit.data.pairs import MISSING
 from sremkit.errors import DataError
